@@ -1,0 +1,222 @@
+"""Find, before anything runs, why a chain of blocks cannot be trained in separate stages.
+
+Some faults show in the modules alone: parameters in no block, weights or modules in two stages. Others show only in a
+forward: a tensor that reaches a later stage by another way than the chain, or a model that does more than its blocks.
+These need a sample. Nothing of the model is changed by looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from ..errors import PlanError, ShapeMismatch
+from .chain import Block, Model, as_module, stage_of_blocks
+from .randomness import replayable
+from .statistics import frozen_statistics
+from .tree import Tree, batch_size, flatten, map_tensors, unflatten
+
+__all__ = ["check_chain"]
+
+_ROWS = 2
+
+
+def check_chain(blocks: Sequence[Block], model: Model, starts: Sequence[int], sample: Tree = None) -> None:
+    """Raise `PlanError`, with the names of the culprits, if stages that start at `starts` would not compute the model.
+
+    **Arguments:**
+
+    - `blocks`: the chain of `model`.
+    - `model`: the model, for the original names and for its own forward.
+    - `starts`: position of the first block of each stage.
+    - `sample`: an input of the model. Its first two samples are run through the blocks in evaluation mode to find skip
+        connections across a cut, and operations outside of the blocks. Without it only the modules are inspected.
+
+    >>> from .chain import chain
+    >>> shared = nn.Linear(2, 2)
+    >>> model = nn.Sequential(shared, nn.ReLU(), shared)
+    >>> check_chain(chain(model), model, [0])
+    >>> check_chain(chain(model), model, [0, 2])
+    Traceback (most recent call last):
+    ...
+    unlatch.errors.PlanError: parameter '0.weight' is shared by block '0' (stage 0) and block '2' (stage 1)...
+    """
+    root = as_module(model)
+    stages = stage_of_blocks(len(blocks), starts)
+    _check_materialised(root)
+    _check_coverage(blocks, root)
+    _check_sharing(blocks, root, stages)
+    if sample is not None:
+        with _untouched([root, *(block.module for block in blocks)]):
+            _check_forward(blocks, root, stages, _few_rows(sample))
+
+
+def _check_materialised(root: nn.Module) -> None:
+    lazy = [
+        name
+        for name, tensor in (*root.named_parameters(), *root.named_buffers())
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+    ]
+    if lazy:
+        raise PlanError(f"{_quote(lazy)} not initialised yet: run the model once on a sample before it is cut")
+
+
+def _check_coverage(blocks: Sequence[Block], root: nn.Module) -> None:
+    covered = {id(parameter) for block in blocks for parameter in block.module.parameters()}
+    missing = [name for name, parameter in root.named_parameters() if id(parameter) not in covered]
+    if missing:
+        raise PlanError(
+            f"{_quote(missing)} in no block and would not be trained: the blocks must hold every parameter of the model"
+        )
+
+
+def _check_sharing(blocks: Sequence[Block], root: nn.Module, stages: Sequence[int]) -> None:
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    parameters: dict[int, int] = {}
+    modules: dict[int, int] = {}
+    for index, block in enumerate(blocks):
+        for local, parameter in block.module.named_parameters():
+            # Two Parameters over the same memory are tied as well; memory that does not exist (meta) has address 0.
+            key = parameter.data_ptr() or id(parameter)
+            other = parameters.setdefault(key, index)
+            if stages[other] != stages[index]:
+                name = names.get(id(parameter), local)
+                raise PlanError(
+                    f"parameter '{name}' is shared by {_place(blocks, stages, other)} and "
+                    f"{_place(blocks, stages, index)}: tied weights must lie in one stage; untie them or choose a "
+                    "split that keeps these blocks together"
+                )
+        for local, module in block.module.named_modules():
+            other = modules.setdefault(id(module), index)
+            if stages[other] != stages[index] and not _stateless(module):
+                name = f"'{local}' ({type(module).__name__})" if local else type(module).__name__
+                raise PlanError(
+                    f"module {name} is used by {_place(blocks, stages, other)} and {_place(blocks, stages, index)}: "
+                    "use one instance per stage, or choose a split that keeps these blocks together"
+                )
+
+
+def _stateless(module: nn.Module) -> bool:
+    """Whether sharing cannot matter: torch's own modules keep state in parameters and buffers only."""
+    own = all(type(part).__module__.startswith("torch.nn.") for part in module.modules())
+    return own and next(module.parameters(), None) is None and next(module.buffers(), None) is None
+
+
+def _check_forward(blocks: Sequence[Block], root: nn.Module, stages: Sequence[int], sample: Tree) -> None:
+    owners: dict[int, int] = {}
+    for index, block in enumerate(blocks):
+        for parameter in block.module.parameters():
+            owners.setdefault(id(parameter), index)
+    inputs: dict[int, int] = {}
+    alive: list[Tensor] = []  # an id stays unique only while its tensor lives
+    x = sample
+    for index, block in enumerate(blocks):
+        tensors, structure = flatten(map_tensors(_as_leaf, x))
+        alive += tensors
+        inputs |= {id(tensor): index for tensor in tensors}
+        # The block gets copies, for it may write into its input, which a leaf forbids.
+        x = _run(block, unflatten(structure, [tensor.clone() for tensor in tensors]))
+        for leaf in _leaves(flatten(x)[0]):
+            source = inputs.get(id(leaf), owners.get(id(leaf), index))
+            if stages[source] == stages[index]:
+                continue
+            what = "a tensor" if id(leaf) in inputs else "a parameter"
+            raise PlanError(
+                f"{_place(blocks, stages, index)} uses {what} of {_place(blocks, stages, source)} that does not "
+                "come through the chain: pass it along in a tuple or dict, or choose a split that keeps these together"
+            )
+    if type(root).forward not in (nn.Module.forward, nn.Sequential.forward, nn.ModuleList.forward):
+        _compare(root, root(map_tensors(Tensor.clone, sample)), x)
+
+
+def _run(block: Block, x: Tree) -> Tree:
+    try:
+        y = block.module(x)
+        flatten(y)
+    except ShapeMismatch as error:
+        raise PlanError(f"block '{block.name}' returns what cannot be passed on: {error}") from error
+    except Exception as error:
+        raise PlanError(f"block '{block.name}' fails on the output of the block before: {error}") from error
+    return y
+
+
+def _compare(root: nn.Module, expected: Tree, got: Tree) -> None:
+    said = f"{type(root).__name__}.forward and the composition of its blocks() differ"
+    advice = "every operation of the model must be inside a block; or pass the list of blocks instead of the model"
+    wanted, wanted_structure = flatten(expected)
+    tensors, structure = flatten(got)
+    if wanted_structure != structure:
+        raise PlanError(f"{said}: the model returns {wanted_structure}, the blocks {structure}; {advice}")
+    for one, other in zip(wanted, tensors, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            raise PlanError(
+                f"{said}: the model returns {tuple(one.shape)} {one.dtype}, "
+                f"the blocks {tuple(other.shape)} {other.dtype}; {advice}"
+            )
+        if not _close(one, other):
+            worst = (one - other).abs().max().item() if one.is_floating_point() else "integers"
+            raise PlanError(f"{said} on the sample (largest difference: {worst}); {advice}")
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if not (one.is_floating_point() or one.is_complex()) or one.numel() == 0:
+        return torch.equal(one, other)
+    tolerance = torch.finfo(one.dtype).eps ** 0.5
+    scale = float(one.detach().abs().max().nan_to_num(0.0, 0.0))
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def _leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The leaf variables that the outputs depend on."""
+    seen: set[object] = set()
+    todo = [output.grad_fn for output in outputs]
+    yield from (output for output in outputs if output.grad_fn is None and output.requires_grad)
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        todo += [following for following, _ in node.next_functions]
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _few_rows(sample: Tree) -> Tree:
+    try:
+        rows = batch_size(sample)
+    except ShapeMismatch:
+        return sample
+    return map_tensors(lambda tensor: tensor[:_ROWS], sample) if rows > _ROWS else sample
+
+
+@contextmanager
+def _untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Evaluation mode with gradients recorded; afterwards mode, buffers and random state are as they were."""
+    parts = {part: part.training for module in modules for part in module.modules()}
+    frozen = frozen_statistics(nn.ModuleList(modules))
+    try:
+        for part in parts:
+            part.training = False
+        with torch.enable_grad(), replayable(0, 0, 0), frozen:
+            yield
+    finally:
+        for part, training in parts.items():
+            part.training = training
+
+
+def _place(blocks: Sequence[Block], stages: Sequence[int], index: int) -> str:
+    return f"block '{blocks[index].name}' (stage {stages[index]})"
+
+
+def _quote(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:8])
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"parameter{'s' if len(names) > 1 else ''} {shown}{more} {'are' if len(names) > 1 else 'is'}"

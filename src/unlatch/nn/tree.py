@@ -1,0 +1,159 @@
+"""Nested tuples, lists and dicts of tensors: what may pass from one block to the next.
+
+A tree is taken apart into its tensors and a *structure* made of plain lists and strings, which JSON carries unchanged,
+so that the other side of a wire can put the same tree together again. `None`, booleans, numbers and strings may stand
+beside tensors; they are part of the structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from ..errors import ShapeMismatch
+
+__all__ = ["Structure", "Tree", "batch_size", "flatten", "map_tensors", "split_batch", "tree_bytes", "unflatten"]
+
+Tree: TypeAlias = Any
+Structure: TypeAlias = str | list[Any]
+
+_TENSOR = "tensor"
+_CONSTANTS = (bool, int, float, str, type(None))
+
+
+def flatten(tree: Tree) -> tuple[list[Tensor], Structure]:
+    """Take a tree apart into its tensors, left to right, and its structure.
+
+    >>> import torch
+    >>> tensors, structure = flatten({"a": torch.zeros(2), "b": (torch.ones(3), None)})
+    >>> len(tensors), structure
+    (2, ['dict', ['a', 'tensor'], ['b', ['tuple', 'tensor', ['constant', None]]]])
+    """
+    tensors: list[Tensor] = []
+    return tensors, _describe(tree, tensors)
+
+
+def _describe(tree: Tree, tensors: list[Tensor]) -> Structure:
+    if isinstance(tree, Tensor):
+        tensors.append(tree)
+        return _TENSOR
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return [kind.__name__, *(_describe(child, tensors) for child in tree)]
+    if kind is dict:
+        for key in tree:
+            if type(key) not in _CONSTANTS:
+                raise ShapeMismatch(f"a dict between blocks needs plain keys (str, int, ...), got key {key!r}")
+        return ["dict", *([key, _describe(child, tensors)] for key, child in tree.items())]
+    if kind in _CONSTANTS:
+        return ["constant", tree]
+    raise ShapeMismatch(
+        f"only tensors and nested tuple, list and dict of tensors can pass between blocks, got {kind.__qualname__}; "
+        "return a plain tuple or dict instead"
+    )
+
+
+def unflatten(structure: Structure, tensors: Sequence[Tensor]) -> Tree:
+    """Put a tree together again: the inverse of `flatten`.
+
+    >>> import torch
+    >>> unflatten(["tuple", "tensor", ["constant", 7]], [torch.zeros(1)])
+    (tensor([0.]), 7)
+    """
+    if structure == _TENSOR and len(tensors) == 1:
+        return tensors[0]
+    remaining = iter(tensors)
+    try:
+        tree = _assemble(structure, remaining)
+    except StopIteration:
+        raise ShapeMismatch(f"{len(tensors)} tensors are too few for the structure {structure}") from None
+    if next(remaining, None) is not None:
+        raise ShapeMismatch(f"{len(tensors)} tensors are too many for the structure {structure}")
+    return tree
+
+
+def _assemble(structure: Structure, tensors: Iterator[Tensor]) -> Tree:
+    if isinstance(structure, str):
+        return next(tensors)
+    kind, children = structure[0], structure[1:]
+    # Comprehensions, not generator expressions: StopIteration must get through when tensors run out.
+    if kind == "tuple":
+        return tuple([_assemble(child, tensors) for child in children])
+    if kind == "list":
+        return [_assemble(child, tensors) for child in children]
+    if kind == "dict":
+        return {key: _assemble(child, tensors) for key, child in children}
+    if kind == "constant":
+        return children[0]
+    raise ShapeMismatch(f"{structure!r} is not the structure of a tree")
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """Apply `function` to every tensor and keep everything else.
+
+    >>> import torch
+    >>> map_tensors(lambda t: t + 1, (torch.zeros(1), [torch.ones(1)]))
+    (tensor([1.]), [tensor([2.])])
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    tensors, structure = flatten(tree)
+    return unflatten(structure, [function(tensor) for tensor in tensors])
+
+
+def tree_bytes(tree: Tree) -> int:
+    """Bytes of all elements: what sending the tree costs.
+
+    >>> import torch
+    >>> tree_bytes([torch.zeros(2, 3), torch.zeros(4, dtype=torch.bool)])
+    28
+    """
+    return sum(tensor.numel() * tensor.element_size() for tensor in flatten(tree)[0])
+
+
+def batch_size(tree: Tree) -> int:
+    """The number of samples: the common size of dimension 0.
+
+    >>> import torch
+    >>> batch_size((torch.zeros(8, 3), torch.zeros(8)))
+    8
+    """
+    tensors = [tree] if isinstance(tree, Tensor) else flatten(tree)[0]
+    if not tensors:
+        raise ShapeMismatch("a batch needs at least one tensor, got none")
+    size = -1
+    for position, tensor in enumerate(tensors):
+        if tensor.dim() == 0:
+            raise ShapeMismatch(f"tensor {position} of the batch has no dimension 0 that could count samples")
+        if position == 0:
+            size = tensor.shape[0]
+        elif tensor.shape[0] != size:
+            raise ShapeMismatch(
+                f"every tensor of a batch must have the same number of samples: tensor 0 has {size} "
+                f"{tuple(tensors[0].shape)}, tensor {position} has {tensor.shape[0]} {tuple(tensor.shape)}"
+            )
+    return size
+
+
+def split_batch(tree: Tree, pieces: int) -> list[Tree]:
+    """Cut a batch into `pieces` micro-batches whose sizes differ by at most one; fewer if there are fewer samples.
+
+    The pieces are views.
+
+    >>> import torch
+    >>> [batch_size(piece) for piece in split_batch(torch.zeros(7, 2), 3)]
+    [3, 2, 2]
+    """
+    size = batch_size(tree)
+    if pieces < 1:
+        raise ShapeMismatch(f"a batch can be cut into 1 or more micro-batches, not {pieces}")
+    if size == 0:
+        raise ShapeMismatch("a batch needs at least one sample, got none")
+    pieces = min(pieces, size)
+    if pieces == 1:
+        return [tree]
+    tensors, structure = flatten(tree)
+    columns = [tensor.tensor_split(pieces) for tensor in tensors]
+    return [unflatten(structure, row) for row in zip(*columns, strict=True)]
