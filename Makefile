@@ -1,0 +1,50 @@
+# Every target sets up .venv first; the stamp makes that happen once per change of the dependencies.
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?= python3
+STAMP  := $(VENV)/.installed
+
+# Pass more options with `make test PYTEST_ARGS="-k dtrp -x"`.
+PYTEST_ARGS ?=
+
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint clean
+
+help:
+	@echo "make demo    train a small network with six methods on two processes and print one table"
+	@echo "make test    ruff, mypy, import-linter, pytest"
+	@echo "make lint    ruff, mypy, import-linter only"
+	@echo "make setup   create .venv with the tested package set"
+	@echo "make clean   remove caches (keeps .venv and runs)"
+
+# The build backend comes from the constraints as well, so building the package fetches nothing unpinned.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt hatchling
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python -m unlatch.demo
+
+# Each check runs even if an earlier one fails, so that one run shows everything; pytest's summary comes last.
+test: $(STAMP)
+	@status=0; \
+	$(MAKE) --no-print-directory lint || status=1; \
+	$(BIN)/python -m pytest $(PYTEST_ARGS) || status=1; \
+	exit $$status
+
+lint: $(STAMP)
+	@status=0; \
+	$(BIN)/ruff check . || status=1; \
+	$(BIN)/mypy || status=1; \
+	$(BIN)/lint-imports || status=1; \
+	exit $$status
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

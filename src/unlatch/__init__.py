@@ -1,0 +1,1 @@
+"""Train ordinary PyTorch models with methods that open the locks of backpropagation."""

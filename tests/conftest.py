@@ -1,0 +1,28 @@
+"""What every test shares: one intra-op thread, fixed seeds, and hypothesis without deadlines."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+# Deadlines measure the machine, not the code; a failure in CI must be repeatable.
+hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """Start every test from the same random state, and hand out the seed for generators of its own."""
+    value = 1234
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)
+    return value
