@@ -1,0 +1,25 @@
+"""Settings from a TOML file, mirroring the arguments of `parallelize` one to one.
+
+`sections` says what can be set, `load` reads it, `problems` explains what is wrong in plain words, `lr` and `optimizer`
+turn text into factories that travel to other processes.
+"""
+
+from .load import from_mapping, load
+from .lr import LRCurve, LRFactory
+from .optimizer import OptimizerFactory
+from .sections import Config, Data, LRSchedule, Method, Model, OptimizerSettings, RunSettings
+
+__all__ = [
+    "Config",
+    "Data",
+    "LRCurve",
+    "LRFactory",
+    "LRSchedule",
+    "Method",
+    "Model",
+    "OptimizerFactory",
+    "OptimizerSettings",
+    "RunSettings",
+    "from_mapping",
+    "load",
+]

@@ -1,0 +1,96 @@
+"""What is wrong with a setting, in plain words: where, what was expected, what came, which name was likely meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+__all__ = ["explain", "hint"]
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "one of {expected}",
+}
+_KINDS = {bool: "true/false", int: "whole number", float: "number", str: "text", list: "list", dict: "table"}
+
+
+def hint(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A near miss if there is one, else the list of what is known.
+
+    >>> hint("momentun", ["lr", "momentum"])
+    "; did you mean 'momentum'?"
+    >>> hint("zzz", ["lr", "momentum"])
+    '; known: lr, momentum'
+    """
+    by_lower = {key.lower(): key for key in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean '{prefix}{by_lower[near[0]]}'?"
+    return "; known: " + ", ".join(sorted(by_lower.values())) if by_lower else ""
+
+
+def explain(error: ValidationError, config: type[BaseModel]) -> list[str]:
+    """One line per problem, each naming the setting by its dotted path."""
+    sections = _keys(config)
+    lines = [_explain_one(problem, sections) for problem in error.errors(include_url=False)]
+    return list(dict.fromkeys(lines))
+
+
+def _keys(config: type[BaseModel]) -> dict[str, set[str]]:
+    annotations: dict[str, Any] = {name: info.annotation for name, info in config.model_fields.items()}
+    return {name: set(section.model_fields) for name, section in annotations.items()}
+
+
+def _explain_one(problem: Mapping[str, Any], sections: Mapping[str, set[str]]) -> str:
+    # Only sections, keys and list positions: pydantic also puts its own names for members of a union here.
+    path = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("function-", "tuple[")))
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        return _unknown(path, problem["loc"], sections)
+    if kind == "missing":
+        return f"{path}: missing, and there is no default" if "." in path else f"the section [{path}] is missing"
+    if kind == "value_error":
+        text = str(problem["ctx"]["error"])
+        return text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
+    expected = _EXPECTED.get(kind)
+    wanted = f"expected {expected.format(**problem.get('ctx', {}))}" if expected else problem["msg"].lower()
+    return f"{path}: {wanted}, got {_show(problem['input'])}"
+
+
+def _unknown(path: str, location: tuple[Any, ...], sections: Mapping[str, set[str]]) -> str:
+    if len(location) == 1:
+        name = str(location[0])
+        owner = next((section for section, keys in sections.items() if name in keys), None)
+        if owner is not None:
+            return f"unknown section or key '{name}'; did you mean '{owner}.{name}'?"
+        return f"unknown section '{name}'{hint(name, sections)}"
+    section, name = str(location[0]), str(location[-1])
+    known = sections.get(section, set())
+    near = hint(name, known, f"{section}.")
+    elsewhere = next((other for other, keys in sections.items() if name in keys), None)
+    if near.startswith("; known") and elsewhere is not None:
+        near = f"; did you mean '{elsewhere}.{name}'?"
+    return f"unknown key '{path}'{near}"
+
+
+def _show(value: Any) -> str:
+    kind = _KINDS.get(type(value), type(value).__name__)
+    shown = repr(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else str(value).lower()
+    return f"{shown} ({kind})" if isinstance(value, str | int | float | bool) else f"a {kind}"
