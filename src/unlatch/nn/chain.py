@@ -7,13 +7,13 @@ method `blocks()` that lists modules whose composition is the model. Blocks keep
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
 from ..errors import PlanError
+from ..lookup import did_you_mean
 from .tree import Tree, flatten, map_tensors, unflatten
 
 __all__ = [
@@ -186,9 +186,8 @@ def stage_starts(blocks: Sequence[Block], split: Sequence[str]) -> list[int]:
     starts = [0]
     for position, name in enumerate(split):
         if name not in names:
-            near = get_close_matches(str(name), names, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise PlanError(f"no block is called '{name}'; {hint}the blocks are: {', '.join(names)}")
+            hint = did_you_mean(str(name), names)
+            raise PlanError(f"no block is called '{name}'.{hint} The blocks are: {', '.join(names)}")
         index = names.index(name)
         if index == 0 and position == 0:
             continue

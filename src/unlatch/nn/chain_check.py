@@ -7,6 +7,7 @@ These need a sample. Nothing of the model is changed by looking.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -119,8 +120,9 @@ def _check_forward(blocks: Sequence[Block], root: nn.Module, stages: Sequence[in
         alive += tensors
         inputs |= {id(tensor): index for tensor in tensors}
         # The block gets copies, for it may write into its input, which a leaf forbids.
-        x = _run(block, unflatten(structure, [tensor.clone() for tensor in tensors]))
-        for leaf in _leaves(flatten(x)[0]):
+        x = _run(block.module, f"block '{block.name}'", unflatten(structure, [tensor.clone() for tensor in tensors]))
+        # A stored activation also leads to the parameters that made it: name the activation first.
+        for leaf in sorted(_leaves(flatten(x)[0]), key=lambda leaf: id(leaf) not in inputs):
             source = inputs.get(id(leaf), owners.get(id(leaf), index))
             if stages[source] == stages[index]:
                 continue
@@ -129,19 +131,33 @@ def _check_forward(blocks: Sequence[Block], root: nn.Module, stages: Sequence[in
                 f"{_place(blocks, stages, index)} uses {what} of {_place(blocks, stages, source)} that does not "
                 "come through the chain: pass it along in a tuple or dict, or choose a split that keeps these together"
             )
-    if type(root).forward not in (nn.Module.forward, nn.Sequential.forward, nn.ModuleList.forward):
-        _compare(root, root(map_tensors(Tensor.clone, sample)), x)
+    if _forward_can_be_compared(root):
+        _compare(root, _run(root, f"{type(root).__name__}.forward", map_tensors(Tensor.clone, sample)), x)
 
 
-def _run(block: Block, x: Tree) -> Tree:
+def _run(module: nn.Module, name: str, x: Tree) -> Tree:
     try:
-        y = block.module(x)
+        y = module(x)
+    except Exception as error:
+        tensors, structure = flatten(x)
+        given = [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+        raise PlanError(f"{name} fails on its input {structure} of {', '.join(given)}: {error}") from error
+    try:
         flatten(y)
     except ShapeMismatch as error:
-        raise PlanError(f"block '{block.name}' returns what cannot be passed on: {error}") from error
-    except Exception as error:
-        raise PlanError(f"block '{block.name}' fails on the output of the block before: {error}") from error
+        raise PlanError(f"{name} returns what cannot be passed on: {error}") from error
     return y
+
+
+def _forward_can_be_compared(root: nn.Module) -> bool:
+    """Whether the model computes something of its own, from one input as the blocks do."""
+    if type(root).forward in (nn.Module.forward, nn.Sequential.forward, nn.ModuleList.forward):
+        return False
+    try:
+        inspect.signature(root.forward).bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def _compare(root: nn.Module, expected: Tree, got: Tree) -> None:
@@ -180,8 +196,9 @@ def _leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            yield variable
         todo += [following for following, _ in node.next_functions]
 
 
