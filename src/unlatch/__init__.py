@@ -1,1 +1,23 @@
-"""Train ordinary PyTorch models with methods that open the locks of backpropagation."""
+"""Unlatch: train deep networks without lock-step backpropagation."""
+
+from . import data, errors, methods, models, nn, schedule
+from .api import Epoch, Run, StageStatistics, StepResult, parallelize
+from .runtime.launch import Ranks, launch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Epoch",
+    "Ranks",
+    "Run",
+    "StageStatistics",
+    "StepResult",
+    "data",
+    "errors",
+    "launch",
+    "methods",
+    "models",
+    "nn",
+    "parallelize",
+    "schedule",
+]

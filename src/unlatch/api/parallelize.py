@@ -1,0 +1,216 @@
+"""From a model and a method to a run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..methods import DTRP, Method
+from ..methods import get as get_method
+from ..nn.chain import Block, Model, StageChain, as_module, chain, cut
+from ..nn.chain_check import check_chain
+from ..nn.tree import Tree, batch_size
+from ..plan import Plan, make_plan, profile
+from ..runtime.engine import Engine
+from ..runtime.health import Health
+from ..runtime.mail import Mail, Message
+from ..runtime.placement import place
+from ..runtime.stage import Optimizer, Stage, StageOptions
+from ..runtime.transport import Link
+from ..runtime.world import World, current_world
+from .batching import Compensation
+from .compensation import choose_compensation
+from .run import Run
+
+__all__ = ["parallelize"]
+
+log = logging.getLogger("unlatch")
+
+
+def parallelize(
+    model: Model,
+    method: str | Method = "bp",
+    *,
+    stages: int,
+    loss_fn: Callable[[Any, Any], Tensor],
+    optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    lr_scheduler: Callable[[Optimizer], Any] | None = None,
+    split: Literal["auto"] | Sequence[str] = "auto",
+    sample: tuple[Tree, Tree] | None = None,
+    plan: Plan | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    clip_grad_norm: float | None = None,
+    loss_reduction: Literal["mean", "sum"] = "mean",
+    seed: int = 0,
+    stall_limit: float = 60.0,
+    distributed: bool | None = None,
+) -> Run:
+    """Cut a model into stages and train it with a method that does not wait for the whole network.
+
+    Called alike on every rank. Without a process group everything runs inline, in this process, with the same result.
+
+    **Arguments:**
+
+    - `model`: `nn.Sequential`, a list of blocks, or a module with `blocks()`. Same seed, same model, on every rank.
+    - `method`: a name or an object from `unlatch.methods`.
+    - `stages`: parts the model is cut into; at least as many as there are processes.
+    - `loss_fn`: of output and target.
+    - `optimizer`, `lr_scheduler`: factories, called once per stage. The scheduler steps once per update.
+    - `split`: `"auto"` balances measured costs of this method; or the names of the blocks that start the second and
+      later stages.
+    - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`.
+    - `plan`: a finished plan instead of `split`.
+    - `precision`: `"bf16"` runs forwards under autocast.
+    - `clip_grad_norm`: limits the gradient norm of each stage by itself.
+    - `loss_reduction`: `"mean"` weights micro-batches by their size; `"sum"` adds them.
+    - `seed`: dropout masks are a function of (seed, stage, micro-batch).
+    - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
+    - `distributed`: `False` runs inline even inside a process group.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    >>> run = parallelize(model, "dtr", stages=2, loss_fn=nn.functional.cross_entropy,
+    ...                   optimizer=lambda params: torch.optim.SGD(params, lr=0.1), split=["2"])
+    >>> x, y = torch.randn(8, 4), torch.randint(2, (8,))
+    >>> [run.step(x, y).batch for _ in range(4)]
+    [None, None, 0, 1]
+    """
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, sample)
+    world = current_world(distributed)
+    chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
+    chosen.schedule(stages)
+    blocks = chain(model)
+    plan = world.broadcast(plan or _plan(blocks, chosen, stages, split, sample, precision, world))
+    check_chain(blocks, model, plan.starts, sample[0] if sample is not None else None)
+    chosen, note = _decide_compensation(chosen, blocks, plan, sample, loss_fn, world)
+    options = StageOptions(
+        loss_fn=loss_fn,
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
+        lr_scale=chosen.lr_scale if isinstance(chosen, DTRP) and chosen.compensate_lr != "none" else None,
+        clip_grad_norm=clip_grad_norm,
+        precision=precision,
+        seed=seed,
+    )
+    homes = place(stages, world.size, plan.stage_costs)
+    _handshake(world, chosen, plan, seed, model)
+    run = _build(model, chosen, blocks, plan, options, homes, world, stall_limit, loss_reduction == "mean")
+    run.notes += [n for n in (plan.note, note) if n]
+    return run
+
+
+def _check_arguments(
+    stages: int, precision: str, reduction: str, clip: float | None, sample: tuple[Tree, Tree] | None
+) -> None:
+    if not isinstance(stages, int) or stages < 1:
+        raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
+    if precision not in ("fp32", "bf16"):
+        raise ConfigError(f'precision must be "fp32" or "bf16", got {precision!r}')
+    if reduction not in ("mean", "sum"):
+        raise ConfigError(f'loss_reduction must be "mean" or "sum", got {reduction!r}')
+    if clip is not None and clip <= 0:
+        raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
+    if sample is not None and not (isinstance(sample, tuple | list) and len(sample) == 2):
+        raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
+
+
+def _plan(
+    blocks: list[Block],
+    method: Method,
+    stages: int,
+    split: Literal["auto"] | Sequence[str],
+    sample: tuple[Tree, Tree] | None,
+    precision: str,
+    world: World,
+) -> Plan | None:
+    """Only rank 0 measures: two measurements never agree, and all ranks must cut alike."""
+    if world.rank != 0:
+        return None
+    costs = None
+    if split == "auto" and sample is not None and 1 < stages < len(blocks):
+        costs = profile(blocks, sample[0], precision=precision)
+    return make_plan(blocks, stages, costs=costs, recompute=method.recomputes, split=split)
+
+
+def _decide_compensation(
+    method: Method, blocks: list[Block], plan: Plan, sample: Any, loss_fn: Any, world: World
+) -> tuple[Method, str | None]:
+    if not isinstance(method, DTRP) or method.compensate != "auto":
+        return method, None
+    if sample is None:
+        raise ConfigError('compensate="auto" measures batches of several sizes: pass sample=(x, y)')
+    found = choose_compensation(cut(blocks, plan.starts), sample, loss_fn) if world.rank == 0 else None
+    count, why = world.broadcast(found) or (1, "")
+    log.info("%s", why)
+    return replace(method, compensate=count), why
+
+
+def _handshake(world: World, method: Method, plan: Plan, seed: int, model: Model) -> None:
+    """All ranks must mean the same run; the difference is named before anything is trained."""
+    facts = {"method": repr(method), "stages": plan.starts, "seed": seed, "torch": torch.__version__, "initial weights": _fingerprint(model)}
+    for rank, others in enumerate(world.gather(facts)):
+        for what, mine in facts.items():
+            if others[what] != mine:
+                raise ConfigError(
+                    f"ranks {world.rank} and {rank} disagree on {what}: {mine} here, {others[what]} there. Run the same "
+                    "program everywhere and build the model from one seed (torch.manual_seed) on every rank."
+                )
+
+
+def _fingerprint(model: Model) -> str:
+    digest = hashlib.sha256()
+    for name, t in as_module(model).state_dict().items():
+        digest.update(name.encode())
+        if isinstance(t, Tensor):
+            digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def _build(
+    model: Model,
+    method: Method,
+    blocks: list[Block],
+    plan: Plan,
+    options: StageOptions,
+    homes: list[range],
+    world: World,
+    stall_limit: float,
+    mean_loss: bool,
+) -> Run:
+    stages = len(plan.starts)
+    mine = homes[world.rank]
+    parts = cut(blocks, plan.starts)
+    rules = method.rules()
+    local = {i: Stage(i, stages, StageChain(parts[i]), rules, options) for i in mine}
+    links: dict[int, Link] = {}
+
+    def forward_to(message: Message) -> None:
+        links[world.rank + (1 if message.stage > mine[-1] else -1)].send(message)
+
+    mail = Mail(mine, forward_to=forward_to)
+    engine = Engine(
+        local,
+        method.schedule(stages),
+        mail,
+        microbatches=method.microbatches if method.microbatches != "auto" else 1,
+        accumulate=method.accumulate,
+        mean_loss=mean_loss,
+    )
+    health = None
+    if world.group is not None:
+        health = Health(world.name, world.rank, world.size, lambda r: _describe(homes[r]), mail.fail, stall_limit)
+        for peer in (world.rank - 1, world.rank + 1):
+            if 0 <= peer < world.size:
+                links[peer] = Link(peer, world.group, mail, health.loss)
+    compensation = Compensation(method.compensate if isinstance(method, DTRP) and method.compensate != "auto" else 1)
+    return Run(model, method, plan, options, engine, world, list(links.values()), health, compensation)
+
+
+def _describe(stages: range) -> str:
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]}-{stages[-1]}"

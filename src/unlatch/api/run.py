@@ -1,0 +1,289 @@
+"""A training run: the same object on every rank, whether there is one or many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UnlatchError
+from ..methods import Method
+from ..nn.chain import Model, as_module, state_names
+from ..nn.tree import Tree, batch_size
+from ..plan import Plan
+from ..runtime.engine import Engine, Finished
+from ..runtime.evaluation import evaluate
+from ..runtime.events import Event
+from ..runtime.health import Health
+from ..runtime.stage import Stage, StageOptions
+from ..runtime.transport import Link
+from ..runtime.world import World
+from . import snapshot
+from .batching import Compensation
+from .statistics import StageStatistics, gather_statistics
+
+__all__ = ["Epoch", "Run", "StepResult"]
+
+Loader = Iterable[tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step brought to an end, the same on every rank.
+
+    **Arguments:**
+
+    - `batch`, `loss`: the batch that finished in this step and its mean loss; `None` while a pipeline fills.
+    - `staleness`: for each stage of this process, by how many updates its forward was behind its backward.
+    - `step`: batches fed so far.
+    """
+
+    step: int
+    batch: int | None = None
+    loss: float | None = None
+    staleness: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over the data: mean training loss, samples per second while training, evaluation results."""
+
+    epoch: int
+    loss: float
+    samples: int
+    samples_per_second: float
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+
+class Run:
+    """Made by `unlatch.parallelize`; a context manager that closes itself.
+
+    Every method is called on every rank. Data is read only where stage 0 lives: elsewhere `step(None, None)` and
+    `fit(None)` do.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        plan: Plan,
+        options: StageOptions,
+        engine: Engine,
+        world: World,
+        links: list[Link],
+        health: Health | None,
+        compensation: Compensation,
+    ) -> None:
+        self.method = method
+        self.plan = plan
+        self._model = as_module(model)
+        self._options = options
+        self._engine = engine
+        self._world = world
+        self._links = links
+        self._health = health
+        self._compensation = compensation
+        self._names = {s.index: state_names(s.module, model) for s in engine.stages.values()}
+        self.epochs = 0
+        self.notes: list[str] = []
+
+    # --------------------------------------------------------------- training
+
+    def step(self, x: Tree = None, y: Tree = None) -> StepResult:
+        """Feed one batch and report the batch that finished."""
+        with self._reporting():
+            if self._engine.leads:
+                batch_size((x, y))
+            unit = self._compensation.add(x, y, self._engine.leads)
+            finished = self._engine.step(*unit) if unit is not None else []
+            return self._result(finished or [])
+
+    def _result(self, finished: list[Finished]) -> StepResult:
+        if not finished:
+            return StepResult(self._engine.batches)
+        last = finished[-1]
+        return StepResult(self._engine.batches, last.batch, last.loss, last.staleness)
+
+    def flush(self) -> list[StepResult]:
+        """Finish all batches under way and return what they brought."""
+        with self._reporting():
+            finished = []
+            rest = self._compensation.rest()
+            if rest is not None:
+                finished += self._engine.step(*rest) or []
+            finished += self._engine.drain()
+            return [self._result([f]) for f in finished]
+
+    def fit(
+        self,
+        loader: Loader | None,
+        epochs: int = 1,
+        eval_loader: Loader | None = None,
+        *,
+        on_step: Callable[[StepResult], None] | None = None,
+        on_epoch: Callable[[Epoch], None] | None = None,
+    ) -> list[Epoch]:
+        """Train for some epochs; the pipeline stays filled between them and is emptied at the end.
+
+        **Arguments:**
+
+        - `loader`: yields `(x, y)`; iterated once per epoch, on the leading rank only. If it has `set_epoch`, that is called.
+        - `eval_loader`: evaluated after every epoch, at the newest weights.
+        - `on_step`, `on_epoch`: called with each `StepResult` and `Epoch`.
+        """
+        history = []
+        for last in (n == epochs - 1 for n in range(epochs)):
+            if hasattr(loader, "set_epoch"):
+                loader.set_epoch(self.epochs)
+            with self._reporting():
+                done = self._one_epoch(loader, last, on_step or _ignore)
+            found = self.evaluate(eval_loader) if self._evaluates(eval_loader) else {}
+            epoch = Epoch(self.epochs, done.mean_loss, done.samples, done.samples / done.seconds, found)
+            self.epochs += 1
+            history.append(epoch)
+            if on_epoch is not None:
+                on_epoch(epoch)
+        return history
+
+    def _one_epoch(self, loader: Loader | None, last: bool, on_step: Callable[[StepResult], None]) -> _Pass:
+        total, start = _Pass(), time.perf_counter()
+        for finished in self._fed(loader):
+            total.add(finished)
+            on_step(self._result(finished))
+        if last:
+            total.add(self._engine.drain())
+        total.seconds = time.perf_counter() - start
+        return total
+
+    def _fed(self, loader: Loader | None) -> Iterator[list[Finished]]:
+        """The leader feeds its loader's batches; the others follow until it announces the end."""
+        engine, collect = self._engine, self._compensation
+        if not engine.leads:
+            while (finished := engine.step()) is not None:
+                yield finished
+            return
+        if loader is None:
+            raise UnlatchError("fit needs a loader on the rank that holds stage 0")
+        for x, y in loader:
+            unit = collect.add(x, y)
+            if unit is not None:
+                yield engine.step(*unit) or []
+        rest = collect.rest()
+        if rest is not None:
+            yield engine.step(*rest) or []
+        engine.announce_end()
+
+    def _evaluates(self, loader: Loader | None) -> bool:
+        return self._world.broadcast(loader is not None)
+
+    def evaluate(self, loader: Loader | None) -> dict[str, float]:
+        """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed."""
+        with self._reporting():
+            engine = self._engine
+            above = self._world.size - 1 - self._world.rank
+            return evaluate(
+                engine.stages,
+                engine.schedule.stages,
+                engine.mail,
+                loader,
+                behind=above,
+                loss_fn=self._options.loss_fn,
+            )
+
+    # ---------------------------------------------------------------- results
+
+    def module(self) -> nn.Module:
+        """The model that was passed in, with the newest weights of every stage under its original names."""
+        own = snapshot.model_state(self._engine.stages.values(), self._names)
+        merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
+        with torch.no_grad():
+            for name, t in self._model.state_dict(keep_vars=True).items():
+                if name in merged and name not in own:
+                    t.data.copy_(merged[name])
+        return self._model
+
+    @property
+    def events(self) -> list[Event]:
+        """What the stages of this process did, newest last."""
+        return list(self._engine.recorder.events)
+
+    def statistics(self) -> list[StageStatistics]:
+        """Staleness, bubble, memory and traffic of every stage, on every rank."""
+        return gather_statistics(self._engine, self.method, self._world, self._links)
+
+    # ------------------------------------------------------------- checkpoint
+
+    def save(self, path: str | Path) -> None:
+        """Empty the pipeline and write a checkpoint that any number of stages, any method and plain PyTorch can read."""
+        self.flush()
+        snapshot.save(Path(path), self._engine, self._names, self._world, {"epochs": self.epochs, "method": repr(self.method)})
+
+    def load(self, path: str | Path, *, optimizer: bool = True) -> None:
+        """Continue from a checkpoint: weights, and unless told otherwise optimizer, learning-rate schedule and counters."""
+        self.flush()
+        loop = snapshot.load(Path(path), self._engine, self._names, self._world, optimizer=optimizer)
+        if optimizer:
+            self.epochs = int(loop.get("epochs", 0))
+
+    # ------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """Take leave of the other ranks. Called by the context manager."""
+        if self._health is not None:
+            self._health.close()
+        for link in self._links:
+            link.close()
+        self._links = []
+        self._world.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._health is not None:
+            self._health.leave_note(_first_line(error))
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Before an error leaves this rank, tell the others what it was."""
+        try:
+            yield
+        except BaseException as error:
+            if self._health is not None:
+                self._health.leave_note(_first_line(error))
+            raise
+
+
+class _Pass:
+    """Sums over the batches that finished in one pass over the data."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.seconds = 0.0
+        self._loss = 0.0
+
+    def add(self, finished: Iterable[Finished]) -> None:
+        for batch in finished:
+            self.samples += batch.samples
+            self._loss += batch.loss * batch.samples
+
+    @property
+    def mean_loss(self) -> float:
+        return self._loss / max(1, self.samples)
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+def _first_line(error: BaseException | None) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,144 @@
+"""Run state to checkpoint and back, by original parameter names, so that stages and methods do not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import CheckpointMismatch
+from ..io import checkpoint
+from ..runtime.engine import Engine
+from ..runtime.stage import Stage
+from ..runtime.world import World
+
+__all__ = ["load", "model_state", "save"]
+
+Names = Mapping[int, Mapping[str, str]]
+
+
+def model_state(stages: Iterable[Stage], names: Names) -> dict[str, Tensor]:
+    """Weights and buffers of these stages under their original names."""
+    return {names[s.index][key]: t for s in stages for key, t in s.module.state_dict().items()}
+
+
+def save(path: Path, engine: Engine, names: Names, world: World, loop: dict[str, Any]) -> None:
+    """Write one checkpoint from the stages of all ranks."""
+    stages = engine.stages.values()
+    for stage in stages:
+        stage.forget_past()
+    own = (model_state(stages, names), *_optimizer_state(stages, names), _common(stages))
+    parts = world.gather(own)
+    error: Exception | None = None
+    if world.rank == 0:
+        state = {
+            "loop": {**loop, **engine.counters()},
+            "optimizer": {k: v for _, _, scalars, _ in parts for k, v in scalars.items()},
+            **next((common for *_, common in parts if common), {}),
+        }
+        try:
+            checkpoint.write(
+                path,
+                model={k: v for model, *_ in parts for k, v in model.items()},
+                optimizer={k: v for _, tensors, *_ in parts for k, v in tensors.items()},
+                state=state,
+            )
+        except Exception as failure:  # the other ranks must not wait for a folder that will not come
+            error = failure
+    if (problem := world.broadcast(error)) is not None:
+        raise problem
+
+
+def load(path: Path, engine: Engine, names: Names, world: World, *, optimizer: bool) -> dict[str, Any]:
+    """Read a checkpoint into the stages of this rank. **Returns:** the loop state."""
+    found = checkpoint.read(path)
+    expected = {name for part in world.gather({n for s in names.values() for n in s.values()}) for name in part}
+    _compare_names(path, expected, set(found.model))
+    for stage in engine.stages.values():
+        own = names[stage.index]
+        for key, t in stage.module.state_dict(keep_vars=True).items():
+            saved = found.model[own[key]]
+            if saved.shape != t.shape:
+                raise CheckpointMismatch(
+                    f"{path}: {own[key]} has shape {tuple(saved.shape)} there and {tuple(t.shape)} in the model"
+                )
+            t.data.copy_(saved)
+        if optimizer and stage.optimizer is not None:
+            _restore_optimizer(path, stage, own, found)
+    loop: dict[str, Any] = found.state.get("loop", {})
+    if optimizer:
+        engine.restore_counters(loop)
+    return loop
+
+
+def _compare_names(path: Path, expected: set[str], got: set[str]) -> None:
+    missing, surplus = sorted(expected - got), sorted(got - expected)
+    if missing or surplus:
+        raise CheckpointMismatch(
+            f"{path} is not a checkpoint of this model: missing {missing[:3] or 'nothing'}, not in the model "
+            f"{surplus[:3] or 'nothing'} ({len(missing)} and {len(surplus)} in all)"
+        )
+
+
+def _parameter_names(stage: Stage, names: Mapping[str, str]) -> dict[int, str]:
+    """Original names of a stage's trained parameters, by identity."""
+    return {id(t): names[key] for key, t in stage.module.state_dict(keep_vars=True).items()}
+
+
+def _optimizer_state(stages: Iterable[Stage], names: Names) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for stage in stages:
+        if stage.optimizer is None:
+            continue
+        known = _parameter_names(stage, names[stage.index])
+        for p, state in stage.optimizer.state.items():
+            for key, value in state.items():
+                target: dict[str, Any] = tensors if isinstance(value, Tensor) else scalars
+                target[f"{known[id(p)]}/{key}"] = value
+    return tensors, scalars
+
+
+def _common(stages: Iterable[Stage]) -> dict[str, Any]:
+    """What every stage has alike: hyper-parameters and the learning-rate schedule."""
+    for stage in stages:
+        if stage.optimizer is not None:
+            groups = [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in stage.optimizer.param_groups]
+            schedule = stage.scheduler.state_dict() if stage.scheduler is not None else {}
+            kind = type(stage.optimizer).__name__
+            return {"kind": kind, "groups": groups, "schedule": {k: v for k, v in schedule.items() if _plain(v)}}
+    return {}
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_plain(v) for v in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found: checkpoint.Checkpoint) -> None:
+    assert stage.optimizer is not None
+    kind = type(stage.optimizer).__name__
+    if found.state.get("kind") != kind:
+        raise CheckpointMismatch(
+            f"{path} was written with {found.state.get('kind')}, this run uses {kind}: pass optimizer=False to take over "
+            "only the weights"
+        )
+    known = _parameter_names(stage, names)
+    stage.optimizer.state.clear()
+    entries: dict[str, dict[str, Any]] = {}
+    for source in (found.optimizer, found.state.get("optimizer", {})):
+        for full, value in source.items():
+            name, key = full.rsplit("/", 1)
+            entries.setdefault(name, {})[key] = value
+    for p in stage.params:
+        state = entries.get(known[id(p)], {})
+        if state:
+            stage.optimizer.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+    for group, saved in zip(stage.optimizer.param_groups, found.state.get("groups", []), strict=False):
+        group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
+    if stage.scheduler is not None and found.state.get("schedule"):
+        stage.scheduler.load_state_dict({**stage.scheduler.state_dict(), **found.state["schedule"]})
+    stage.forget_past()

@@ -1,0 +1,63 @@
+"""What a run measured about itself, per stage, beside what theory gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..methods import Method
+from ..runtime.engine import Engine
+from ..runtime.events import bubble
+from ..runtime.transport import Link
+from ..runtime.world import World
+
+__all__ = ["StageStatistics", "gather_statistics"]
+
+
+@dataclass(frozen=True)
+class StageStatistics:
+    """One stage's part of a run.
+
+    **Arguments:**
+
+    - `staleness`, `predicted_staleness`: mean updates between forward and backward of a micro-batch.
+    - `bubble`: share of its process's time, first action to last, without computation.
+    - `peak_bytes`: most bytes kept for batches under way (and for the graph being differentiated).
+    - `weight_copies`: most old weight versions alive at once.
+    - `bytes_sent`: by its process, over all links.
+    """
+
+    stage: int
+    rank: int
+    updates: int
+    staleness: float
+    predicted_staleness: float
+    bubble: float
+    busy_seconds: float
+    peak_bytes: int
+    weight_copies: int
+    bytes_sent: int
+
+
+def gather_statistics(engine: Engine, method: Method, world: World, links: Sequence[Link]) -> list[StageStatistics]:
+    """Measure the local stages and exchange the results."""
+    recorder = engine.recorder
+    idle = bubble(recorder.events, engine.stages)
+    predicted = method.staleness(engine.schedule.stages)
+    sent = sum(link.bytes_sent for link in links)
+    own = [
+        StageStatistics(
+            stage=index,
+            rank=world.rank,
+            updates=stage.version,
+            staleness=recorder.staleness(index),
+            predicted_staleness=predicted[index],
+            bubble=idle,
+            busy_seconds=sum(e.end - e.start for e in recorder.events if e.stage == index),
+            peak_bytes=stage.peak_bytes,
+            weight_copies=stage.peak_versions,
+            bytes_sent=sent,
+        )
+        for index, stage in engine.stages.items()
+    ]
+    return sorted((s for part in world.gather(own) for s in part), key=lambda s: s.stage)

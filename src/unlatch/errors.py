@@ -1,0 +1,64 @@
+"""Every error a user can meet, each saying what was expected, what came, where, and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointMismatch",
+    "ConfigError",
+    "DataError",
+    "NonFiniteLoss",
+    "PeerLost",
+    "PlanError",
+    "ScheduleError",
+    "ShapeMismatch",
+    "StageFailed",
+    "TransportError",
+    "UnlatchError",
+]
+
+
+class UnlatchError(Exception):
+    """Base of all errors raised on purpose by Unlatch.
+
+    The command line prints their text without a stack trace: they describe a situation, not a defect.
+    """
+
+
+class ConfigError(UnlatchError):
+    """A setting is unknown, of the wrong kind, or contradicts another one."""
+
+
+class DataError(UnlatchError):
+    """A data set is missing, incomplete, or not in a format that can be read."""
+
+
+class PlanError(UnlatchError):
+    """The model cannot be cut as asked: bad split, tied weights, uncovered parameters."""
+
+
+class ScheduleError(UnlatchError):
+    """A schedule is incomplete, out of order, or would wait for itself."""
+
+
+class ShapeMismatch(UnlatchError):
+    """A tensor does not have the shape, dtype or structure that its place requires."""
+
+
+class CheckpointMismatch(UnlatchError):
+    """A checkpoint is damaged or does not belong to this model."""
+
+
+class TransportError(UnlatchError):
+    """A message is not the one that the schedule calls for."""
+
+
+class NonFiniteLoss(UnlatchError):
+    """The loss became NaN or infinite."""
+
+
+class StageFailed(UnlatchError):
+    """User code raised inside a stage; the original exception is the cause."""
+
+
+class PeerLost(UnlatchError):
+    """Another rank died, stalled or stopped on an error of its own."""

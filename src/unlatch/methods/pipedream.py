@@ -1,0 +1,60 @@
+"""PipeDream: 1F1B without flush, each gradient taken at the weights its forward used (Narayanan et al. 2019, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from ..rules.bundle import Rules
+from ..schedule import Schedule, one_f_one_b_async
+from .base import Delayed, register
+
+__all__ = ["PipeDream", "PipeDream2BW"]
+
+
+@register
+@dataclass(frozen=True)
+class PipeDream(Delayed):
+    """Weight stashing: stage k of K applies gradients that are K-k batches old.
+
+    >>> PipeDream().gaps(3)
+    (2, 1, 0)
+    """
+
+    name = "pipedream"
+    summary = "1F1B without flush, weights stashed"
+
+    def schedule(self, stages: int) -> Schedule:
+        return one_f_one_b_async(stages)
+
+    def rules(self) -> Rules:
+        return self._rules(activations="graph", weights="stash")
+
+
+@register
+@dataclass(frozen=True)
+class PipeDream2BW(Delayed):
+    """Two weight versions whatever the depth: every stage applies gradients that are exactly one update old.
+
+    Needs at least as many micro-batches per batch as there are stages.
+    """
+
+    name = "pipedream-2bw"
+    summary = "two weight versions, every stage one update behind"
+
+    def schedule(self, stages: int) -> Schedule:
+        if self.microbatches != "auto" and self.microbatches < stages:
+            raise ConfigError(
+                f"pipedream-2bw keeps two weight versions, which suffices only with at least as many micro-batches as "
+                f"stages: got microbatches={self.microbatches} for {stages} stages"
+            )
+        return one_f_one_b_async(stages)
+
+    def rules(self) -> Rules:
+        return self._rules(activations="graph", weights="stash", lag=1)
+
+    def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
+        return stages
+
+    def staleness(self, stages: int) -> tuple[float, ...]:
+        return (1.0 if stages > 1 else 0.0,) * stages

@@ -1,0 +1,142 @@
+"""The truth to test against: delayed training as a recursion over batches, with no queues, messages or clocks.
+
+Every delayed method is fixed by which weight version the forward of micro-batch `i` sees at each stage, and whether its
+gradient is taken at that version or at the one current when it is applied (version `i // M` with `M` micro-batches per
+update). This file computes the trajectory from these two tables alone, keeping every version of every weight. It shares
+no code with the executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .nn.randomness import replayable
+
+__all__ = ["SGD", "Trajectory", "recursion"]
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent, written out."""
+
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def step(self, w: Tensor, v: Tensor | None, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One update. **Returns:** the new weight and velocity."""
+        if self.weight_decay:
+            g = g.add(w, alpha=self.weight_decay)
+        if self.momentum == 0.0:
+            return w.add(g, alpha=-self.lr), None
+        v = g.clone() if v is None else v.mul(self.momentum).add(g)
+        return w.add(g.add(v, alpha=self.momentum) if self.nesterov else v, alpha=-self.lr), v
+
+    def predict(self, name: str, w: Tensor, before: Tensor, v: Tensor | None, g: Tensor, steps: int) -> Tensor:
+        """The weight `steps` updates ahead, from the last weight `before`, velocity `v` and gradient `g`."""
+        mu = self.momentum
+        if name == "difference" or (name == "linear" and v is None):
+            return w + steps * (w - before)
+        if name == "linear":
+            assert v is not None
+            return w - self.lr * steps * v
+        if name == "geometric":
+            reach = mu * (1 - mu**steps) / (1 - mu)
+            return w + reach * (w - before) if self.nesterov or v is None else w - self.lr * reach * v
+        for _ in range(steps):
+            w, v = self.step(w, v, g)
+        return w
+
+
+@dataclass
+class Trajectory:
+    """All versions of all weights, and the loss of every micro-batch."""
+
+    weights: list[list[Weights]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+
+def recursion(
+    stages: Sequence[nn.Module],
+    micros: Sequence[tuple[Any, Any]],
+    loss_fn: Callable[[Any, Any], Tensor],
+    sgd: SGD,
+    forward_version: Callable[[int, int], int],
+    *,
+    per_update: int = 1,
+    recompute: bool = False,
+    predict: str = "none",
+    gamma: float = 1.0,
+    beta: float = 1.0,
+    seed: int = 0,
+) -> Trajectory:
+    """Train on micro-batches in order.
+
+    **Arguments:**
+
+    - `forward_version`: of (stage, micro-batch): how many updates the weights of its forward have seen.
+    - `per_update`: micro-batches per update; their gradients are averaged.
+    - `recompute`: take gradients at the current weights instead of those of the forward.
+    - `predict`: weight predictor of the forward: `none`, `difference`, `linear`, `geometric`, `constant-gradient`.
+    - `gamma`, `beta`: step-size factor per stage below the last, gradient factor per border crossed.
+    """
+    count = len(stages)
+    path = Trajectory([[{n: p.detach().clone() for n, p in s.named_parameters()}] for s in stages])
+    velocities: list[list[dict[str, Tensor | None]]] = [[dict.fromkeys(w[0])] for w in path.weights]
+    applied: list[list[Weights]] = [[] for _ in stages]
+    sums: list[Weights] = [{} for _ in stages]
+    rates = [SGD(sgd.lr * gamma ** (count - 1 - k), sgd.momentum, sgd.nesterov, sgd.weight_decay) for k in range(count)]
+
+    def seen(k: int, version: int, steps: int) -> Weights:
+        """Weights of a forward: a version, or its prediction `steps` updates ahead."""
+        w = path.weights[k][version]
+        if predict == "none" or steps == 0 or version == 0:
+            return w
+        before, v, g = path.weights[k][version - 1], velocities[k][version], applied[k][version - 1]
+        return {n: rates[k].predict(predict, w[n], before[n], v[n], g[n], steps) for n in w}
+
+    for i, (x, y) in enumerate(micros):
+        now = i // per_update
+        inputs, forwards = [x], []
+        for k, stage in enumerate(stages[:-1]):
+            version = forward_version(k, i)
+            forwards.append(seen(k, version, now - version))
+            with torch.no_grad(), replayable(seed, k, i):
+                inputs.append(functional_call(stage, forwards[k], (inputs[k],)))
+        forwards.append(seen(count - 1, forward_version(count - 1, i), 0))
+        cotangent: Tensor | None = None
+        for k in reversed(range(count)):
+            at = path.weights[k][now] if recompute else forwards[k]
+            w = {n: t.detach().requires_grad_() for n, t in at.items()}
+            h = inputs[k].detach().requires_grad_(k > 0)
+            with replayable(seed, k, i):
+                out = functional_call(stages[k], w, (h,))
+            if cotangent is None:
+                loss = loss_fn(out, y)
+                path.losses.append(float(loss.detach()))
+                out = loss / per_update if per_update > 1 else loss
+            elif beta != 1.0:
+                cotangent = cotangent * beta
+            wanted = [*w.values(), *([h] if k > 0 else [])]
+            found = torch.autograd.grad(out, wanted, cotangent, allow_unused=True)
+            cotangent = found[-1] if k > 0 else None
+            for n, g in zip(w, found, strict=False):
+                g = torch.zeros_like(w[n]) if g is None else g
+                sums[k][n] = sums[k][n] + g if n in sums[k] else g
+        if (i + 1) % per_update == 0:
+            for k in range(count):
+                stepped = {n: rates[k].step(path.weights[k][-1][n], velocities[k][-1][n], g) for n, g in sums[k].items()}
+                path.weights[k].append({n: w for n, (w, _) in stepped.items()})
+                velocities[k].append({n: v for n, (_, v) in stepped.items()})
+                applied[k].append(sums[k])
+                sums[k] = {}
+    return path

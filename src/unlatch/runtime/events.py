@@ -1,0 +1,72 @@
+"""What happened when: one record per action, the same from every executor, and what can be read off them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["Event", "Recorder", "bubble"]
+
+
+class Event(NamedTuple):
+    """One action of one stage: `version` is the stage's version it saw, `bytes` what the stage keeps afterwards."""
+
+    stage: int
+    kind: str
+    batch: int
+    version: int
+    start: float
+    end: float
+    bytes: int
+
+
+class Recorder:
+    """Collects the newest events (a ring, so that long runs stay bounded) and how stale each backward was."""
+
+    def __init__(self, capacity: int = 100_000) -> None:
+        self.events: deque[Event] = deque(maxlen=capacity)
+        self._forward_version: dict[tuple[int, int], int] = {}
+        self._behind: dict[int, dict[int, int]] = {}
+        self._history: dict[int, deque[int]] = {}
+
+    def add(self, event: Event) -> None:
+        """Record one action."""
+        self.events.append(event)
+        if event.kind == "F":
+            self._forward_version[event.stage, event.batch] = event.version
+        elif event.kind in ("B", "I"):
+            behind = event.version - self._forward_version.pop((event.stage, event.batch))
+            self._behind.setdefault(event.batch, {})[event.stage] = behind
+            self._history.setdefault(event.stage, deque(maxlen=4096)).append(behind)
+
+    def behind(self, micro: int) -> dict[int, int]:
+        """Updates between forward and backward of a micro-batch, per local stage; told once."""
+        return self._behind.pop(micro, {})
+
+    def staleness(self, stage: int) -> float:
+        """Mean number of updates between forward and backward, over the newer half of the run.
+
+        The older half contains the warm-up, in which nothing is stale.
+        """
+        seen = list(self._history.get(stage, ()))
+        steady = seen[len(seen) // 2 :]
+        return sum(steady) / len(steady) if steady else 0.0
+
+
+def bubble(events: Iterable[Event], stages: Iterable[int]) -> float:
+    """Share of the time between first and last action in which none of `stages` computes.
+
+    >>> bubble([Event(0, "F", 0, 0, 0.0, 1.0, 0), Event(0, "B", 0, 0, 3.0, 4.0, 0)], [0])
+    0.5
+    """
+    wanted = set(stages)
+    spans = sorted((e.start, e.end) for e in events if e.stage in wanted)
+    if not spans:
+        return 0.0
+    busy, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    span = reached - spans[0][0]
+    return 1.0 - busy / span if span > 0 else 0.0

@@ -1,0 +1,137 @@
+"""Who is alive: heartbeats and last words in a key-value store, beside the data path.
+
+A dead peer closes its sockets, which the transport notices at once; a stopped one does not, which is what heartbeats are
+for. A rank that fails leaves a note, so that the others can name the culprit instead of reporting a broken socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ..errors import PeerLost
+
+__all__ = ["Health"]
+
+
+def _connect() -> dist.Store | None:
+    """A connection of our own to the store of the launcher: the default one may be busy in a blocking call."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host or not port:
+        return None
+    try:
+        return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=5))
+    except (RuntimeError, ValueError):
+        return None
+
+
+class Health:
+    """Watches the other ranks and calls `on_loss` once when one is gone.
+
+    **Arguments:**
+
+    - `run`: a name all ranks share and no other run on this store has.
+    - `rank`, `ranks`: this process and how many there are.
+    - `describe`: what a rank does, for messages ("stages 2-3").
+    - `on_loss`: called from the watching thread with the error to raise.
+    - `stall_limit`: seconds without a sign of life before a rank counts as stuck.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        rank: int,
+        ranks: int,
+        describe: Callable[[int], str],
+        on_loss: Callable[[PeerLost], None],
+        stall_limit: float = 60.0,
+    ) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._last_words = f"unlatch/{run}/failure"
+        self._beat = f"unlatch/{run}/beat"
+        self.describe = describe
+        self._on_loss = on_loss
+        self._limit = stall_limit
+        self._store = _connect()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        if self._store is not None:
+            threading.Thread(target=self._watch, name="unlatch-health", daemon=True).start()
+
+    def leave_note(self, text: str) -> None:
+        """Tell the others why this rank is about to stop."""
+        if self._store is not None:
+            note = json.dumps({"rank": self.rank, "text": text})
+            with contextlib.suppress(RuntimeError), self._lock:
+                self._store.compare_set(self._last_words, "", note)
+
+    def loss(self, peer: int, error: Exception | None = None) -> PeerLost:
+        """The error to raise when the connection to `peer` broke: with the culprit's own words if it left any."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            note = self._note()
+            if note is not None:
+                return PeerLost(f"rank {note['rank']} ({self.describe(int(note['rank']))}) stopped: {note['text']}")
+            time.sleep(0.05)
+        detail = f" ({str(error).splitlines()[0]})" if error and str(error) else ""
+        return PeerLost(
+            f"rank {peer} ({self.describe(peer)}) is gone without a word{detail}. It was killed or crashed: look at its "
+            "output, and at the machine's memory."
+        )
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+
+    def _note(self) -> dict[str, str] | None:
+        if self._store is None:
+            return None
+        try:
+            with self._lock:
+                if not self._store.check([self._last_words]):
+                    return None
+                found: dict[str, str] = json.loads(self._store.get(self._last_words))
+                return found
+        except (RuntimeError, ValueError):
+            return None
+
+    def _watch(self) -> None:
+        assert self._store is not None
+        interval = min(1.0, self._limit / 4)
+        seen: dict[int, tuple[int, float]] = {}
+        beats = 0
+        last_round = time.monotonic()
+        while not self._stop.wait(interval):
+            now = time.monotonic()
+            if now - last_round > self._limit / 2:
+                # This process itself was suspended: nobody else can be judged by the time that passed.
+                seen.clear()
+            last_round = now
+            beats += 1
+            try:
+                with self._lock:
+                    self._store.set(f"{self._beat}/{self.rank}", str(beats))
+                    peers = {r: f"{self._beat}/{r}" for r in range(self.ranks) if r != self.rank}
+                    present = {r: int(self._store.get(k)) for r, k in peers.items() if self._store.check([k])}
+            except (RuntimeError, ValueError):
+                if not self._stop.is_set():
+                    self._on_loss(self.loss(0))
+                return
+            for rank, count in present.items():
+                if seen.get(rank, (None, 0.0))[0] != count:
+                    seen[rank] = (count, now)
+                elif now - seen[rank][1] > self._limit:
+                    self._on_loss(
+                        PeerLost(
+                            f"rank {rank} ({self.describe(rank)}) gave no sign of life for {self._limit:g} s: it is "
+                            "stopped or stuck. Raise stall_limit if it may pause that long."
+                        )
+                    )
+                    return

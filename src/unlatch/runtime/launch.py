@@ -1,0 +1,210 @@
+"""Starts a function on local ranks and brings back what it returns, or the one error that explains the rest.
+
+The parent hosts the rendezvous store, so there is no port to choose and no race for one, and notes about failures outlive
+the rank that failed. Children end when the parent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import ConfigError, PeerLost, StageFailed, UnlatchError
+
+__all__ = ["Ranks", "launch"]
+
+_GRACE = 5.0
+
+
+def launch(
+    fn: Callable[..., Any], processes: int, *, args: Sequence[Any] = (), threads: int = 1, timeout: float | None = None
+) -> list[Any]:
+    """Run `fn(*args)` on `processes` local ranks with a gloo process group, and return their results by rank.
+
+    The function and its arguments travel to fresh interpreters, so `fn` must be importable: define it at the top level of
+    a module and call `launch` under `if __name__ == "__main__":`.
+
+    **Arguments:**
+
+    - `threads`: intra-op threads per rank.
+    - `timeout`: seconds after which the ranks are stopped.
+
+    **Raises:** the error of the rank that failed first, with its traceback; the others are stopped within seconds.
+    """
+    with Ranks(processes, threads=threads) as ranks:
+        return ranks.run(fn, *args, timeout=timeout)
+
+
+class Ranks:
+    """Local ranks that stay alive between calls; `launch` with the cost of starting them paid once.
+
+    ```python
+    with unlatch.Ranks(2) as ranks:
+        ranks.run(train, "bp")
+        ranks.run(train, "dtrp")
+    ```
+    """
+
+    def __init__(self, processes: int, *, threads: int = 1) -> None:
+        if processes < 1:
+            raise ConfigError(f"launch needs at least 1 process, got {processes}")
+        context = multiprocessing.get_context("spawn")
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._pipes: list[Connection] = []
+        self._workers: list[Any] = []
+        for rank in range(processes):
+            ours, theirs = context.Pipe()
+            settings = (rank, processes, self._store.port, threads, os.getpid())
+            worker = context.Process(target=_serve, args=(theirs, *settings), name=f"unlatch-rank-{rank}", daemon=False)
+            worker.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._workers.append(worker)
+
+    def run(self, fn: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
+        """Run `fn(*args)` on every rank and return the results by rank."""
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send((fn, args))
+            except (BrokenPipeError, OSError):
+                raise PeerLost(f"rank {rank} is no longer running: start new ranks") from None
+        results: dict[int, Any] = {}
+        failures: list[tuple[int, BaseException, str]] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while len(results) + len(failures) < len(self._pipes):
+            waiting = [p for r, p in enumerate(self._pipes) if r not in results and r not in {f[0] for f in failures}]
+            ready = wait(waiting, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                self._collect(rank, results, failures)
+            if failures and deadline is None or failures and deadline and deadline > time.monotonic() + _GRACE:
+                deadline = time.monotonic() + _GRACE
+        if failures:
+            self.close(force=True)
+            raise _root_cause(failures)
+        if len(results) < len(self._pipes):
+            missing = sorted(set(range(len(self._pipes))) - set(results))
+            self.close(force=True)
+            raise PeerLost(f"ranks {missing} did not finish within {timeout:g} s and were stopped")
+        return [results[rank] for rank in range(len(self._pipes))]
+
+    def _collect(self, rank: int, results: dict[int, Any], failures: list[tuple[int, BaseException, str]]) -> None:
+        try:
+            ok, value, trace = self._pipes[rank].recv()
+        except (EOFError, OSError):
+            self._workers[rank].join(_GRACE)
+            code = self._workers[rank].exitcode
+            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
+            failures.append((rank, PeerLost(f"rank {rank} {how}"), ""))
+            return
+        if ok:
+            results[rank] = value
+        else:
+            failures.append((rank, value, trace))
+
+    def close(self, *, force: bool = False) -> None:
+        """Stop the ranks: politely, or at once."""
+        for pipe in self._pipes:
+            if not force:
+                with contextlib.suppress(OSError):
+                    pipe.send(None)
+            pipe.close()
+        for worker in self._workers:
+            if force:
+                worker.terminate()
+            worker.join(_GRACE)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+        self._pipes, self._workers = [], []
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(force=kind is not None)
+
+
+def _root_cause(failures: list[tuple[int, BaseException, str]]) -> BaseException:
+    """The failure that is not just the echo of another one, with its traceback attached as text."""
+    failures = sorted(failures, key=lambda f: (isinstance(f[1], PeerLost), not f[2]))
+    rank, error, trace = failures[0]
+    if trace and not isinstance(error, UnlatchError):
+        failed = StageFailed(f"rank {rank} raised {type(error).__name__}: {error}\n\n{trace}")
+        failed.__cause__ = error
+        return failed
+    if trace and isinstance(error, StageFailed):
+        error.add_note(f"On rank {rank}:\n{trace}")
+    return error
+
+
+def _serve(pipe: Connection, rank: int, ranks: int, port: int, threads: int, parent: int) -> None:
+    """Life of a rank: join the group, run what it is given, report."""
+    faulthandler.enable()
+    # Ctrl-C reaches the whole terminal; the parent decides what it means for its ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+    torch.set_num_threads(threads)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank)
+    )
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=ranks)
+    code = 0
+    while True:
+        try:
+            job = pipe.recv()
+        except (EOFError, OSError):
+            break
+        if job is None:
+            break
+        fn, args = job
+        try:
+            reply = (True, fn(*args), "")
+        except BaseException as error:
+            code = 1
+            reply = (False, _portable(error), "".join(traceback.format_exception(error)))
+        try:
+            pipe.send(reply)
+        except Exception as error:
+            pipe.send((False, ConfigError(f"the result of rank {rank} cannot be sent back: {error}"), ""))
+            code = 1
+        if code:
+            break
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads may still sit in the communication library, whose destructors would wait for peers that are gone.
+    os._exit(code)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself if it survives the trip to the parent, else one of the same text."""
+    import pickle
+
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return StageFailed(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _die_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

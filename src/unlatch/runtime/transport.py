@@ -1,0 +1,107 @@
+"""Carries messages between neighbouring ranks over torch.distributed, beside the computation.
+
+Per neighbour one thread sends and one receives. The receiver always has a receive posted, reads each header, makes room,
+reads the payload and puts the message into the mail, so the main thread never waits inside the communication library and
+can always be told that a peer is gone. There are no tags: what a neighbour sends arrives in its order, and the header's
+running number proves it. Messages under way are bounded by the schedule: every forward is answered by a backward.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import PeerLost, TransportError, UnlatchError
+from .mail import Mail, Message
+from .wire import HEADER_BYTES, close_notice, open_envelope, seal
+
+__all__ = ["Link"]
+
+
+class Link:
+    """Both directions of the connection to one peer.
+
+    **Arguments:**
+
+    - `peer`: its global rank.
+    - `group`: a process group of this run's own, so that nothing else travels on it.
+    - `mail`: where arriving messages go, and who is told of a failure.
+    - `describe_loss`: turns a broken connection into an error that names the culprit.
+    """
+
+    def __init__(
+        self, peer: int, group: dist.ProcessGroup, mail: Mail, describe_loss: Callable[[int, Exception], UnlatchError]
+    ) -> None:
+        self.peer = peer
+        self.bytes_sent = 0
+        self._group = group
+        self._mail = mail
+        self._describe_loss = describe_loss
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=work, name=f"unlatch-{name}-{peer}", daemon=True)
+            for name, work in (("send", self._send_all), ("receive", self._receive_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Message) -> None:
+        """Hand over a message; returns at once. Its tensors must not be changed afterwards."""
+        self._outbox.put(message)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Send what is left, take leave of the peer, and wait for its own leave."""
+        self._closing = True
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _send_all(self) -> None:
+        try:
+            sequence = 0
+            while (message := self._outbox.get()) is not None:
+                header, blocks = seal(message, sequence)
+                works = [dist.isend(part, self.peer, group=self._group) for part in (header, *blocks)]
+                for work in works:
+                    if work is not None:
+                        work.wait()
+                self.bytes_sent += header.nbytes + sum(block.nbytes for block in blocks)
+                sequence += 1
+            dist.send(close_notice(sequence), self.peer, group=self._group)
+        except Exception as error:
+            self._failed(error)
+
+    def _receive_all(self) -> None:
+        header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        try:
+            expected = 0
+            while True:
+                self._receive(header)
+                envelope = open_envelope(header)
+                if envelope.sequence != expected:
+                    raise TransportError(
+                        f"message {envelope.sequence} came from rank {self.peer} where {expected} was due: one was lost, "
+                        "doubled or overtaken"
+                    )
+                if envelope.closes:
+                    return
+                for block in envelope.blocks:
+                    self._receive(block)
+                self._mail.post(envelope.message())
+                expected += 1
+        except Exception as error:
+            self._failed(error)
+
+    def _receive(self, buffer: Tensor) -> None:
+        dist.recv(buffer, self.peer, group=self._group)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._closing:
+            known = isinstance(error, UnlatchError) and not isinstance(error, PeerLost)
+            self._mail.fail(error if known else self._describe_loss(self.peer, error))  # type: ignore[arg-type]
