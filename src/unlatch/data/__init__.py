@@ -1,0 +1,17 @@
+"""Real data sets as tensors, and a loader whose batches depend on seed, epoch and index only.
+
+>>> from unlatch import data
+>>> train, test = data.load("digits")
+>>> x, y = next(iter(data.Loader(train, batch_size=32, shuffle=True)))
+>>> x.shape, y.shape
+(torch.Size([32, 1, 8, 8]), torch.Size([32]))
+"""
+
+from __future__ import annotations
+
+from .augment import Augment
+from .loader import Loader
+from .registry import load, names
+from .tensors import TensorData
+
+__all__ = ["Augment", "Loader", "TensorData", "load", "names"]

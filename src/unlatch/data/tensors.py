@@ -1,0 +1,83 @@
+"""A data set held as two tensors: small enough for memory, fast enough to need no worker processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .augment import Augment
+
+__all__ = ["TensorData", "stratified"]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorData:
+    """Samples, their targets, and how they are meant to be used.
+
+    **Arguments:**
+
+    - `x`: samples; `uint8` images `(N, C, H, W)` are normalised when loaded, other types are used as they are.
+    - `y`: one class per sample `(N,)`, or one per position `(N, T)`.
+    - `classes`: number of different targets.
+    - `mean`, `std`: per channel, for images scaled to 0..1.
+    - `augment`: what a `Loader` does to training images when asked to augment.
+
+    >>> data = TensorData(torch.zeros(6, 1, 2, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=2)
+    >>> len(data), data.sample_shape, data.subset(4).y.bincount()
+    (6, (1, 2, 2), tensor([2, 2]))
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augment: Augment | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y) or not len(self.x):
+            raise DataError(f"{len(self.x)} samples with {len(self.y)} targets: expected as many, and at least one")
+        channels = self.x.shape[1] if self.x.dim() > 1 else 1
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, channels):
+            raise DataError(f"{len(self.mean)} means and {len(self.std)} deviations for {channels} channels")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample, without the batch."""
+        return tuple(self.x.shape[1:])
+
+    def take(self, index: Tensor) -> TensorData:
+        """The samples with these indices."""
+        return replace(self, x=self.x.index_select(0, index), y=self.y.index_select(0, index))
+
+    def subset(self, count: int, seed: int = 0) -> TensorData:
+        """`count` samples in their original order, each class with its share; the same for the same seed."""
+        return self.take(stratified(self.y, count, seed))
+
+
+def stratified(y: Tensor, count: int, seed: int) -> Tensor:
+    """Sorted indices of `count` random samples in which every class has its share, to within one sample.
+
+    Targets with more than one dimension have no class of their own; samples are then drawn evenly.
+
+    >>> y = torch.tensor([0] * 8 + [1] * 4)
+    >>> y[stratified(y, 6, seed=0)]
+    tensor([0, 0, 0, 0, 1, 1])
+    """
+    if not 0 < count <= len(y):
+        raise DataError(f"a subset of {count} samples was asked for: expected 1 to {len(y)}")
+    generator = torch.Generator().manual_seed(seed)
+    label = y if y.dim() == 1 else torch.zeros(len(y), dtype=torch.long)
+    exact = label.bincount().double() * count / len(y)
+    quota = exact.floor().long()
+    # The classes that lost most by rounding down share what is left; random order, so that ties favour no class.
+    order = torch.randperm(len(quota), generator=generator)
+    quota[order[(quota - exact)[order].argsort(stable=True)[: count - int(quota.sum())]]] += 1
+    shuffled = torch.randperm(len(y), generator=generator)
+    return torch.cat([shuffled[label[shuffled] == k][:n] for k, n in enumerate(quota.tolist())]).sort().values

@@ -1,0 +1,127 @@
+"""Reading pickled arrays without running what a pickle may ask for.
+
+A pickle is a program. This reader knows three of the functions that pickled NumPy arrays call and answers each with a
+stand-in of its own; every other name is refused, so nothing that a file says is imported or executed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+
+__all__ = ["PickledArray", "unpickle"]
+
+_DTYPES = {"u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"}
+_NUMPY_CORES = ("numpy.core", "numpy._core")
+
+
+def _text(value: object) -> str:
+    return value.decode("ascii") if isinstance(value, bytes) else str(value)
+
+
+class _Dtype:
+    """Stands for `numpy.dtype`: numbers only."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, name: object, *_: object) -> None:
+        self.code = _text(name)
+        if self.code not in _DTYPES:
+            raise pickle.UnpicklingError(f"array elements of type {self.code!r}")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if _text(state[1]) == ">":
+            self.code = ">" + self.code
+
+
+class PickledArray:
+    """An array of numbers found in a pickle, in `value`."""
+
+    __slots__ = ("value",)
+
+    value: NDArray[Any]
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, raw = state
+        self.fill(raw, dtype, shape, "F" if fortran else "C")
+
+    def fill(self, raw: object, dtype: object, shape: tuple[int, ...], order: object) -> None:
+        if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes | bytearray):
+            raise pickle.UnpicklingError("an array without plain content")
+        kind = np.dtype(dtype.code)
+        expected = math.prod(shape) * kind.itemsize
+        if len(raw) != expected:
+            raise pickle.UnpicklingError(f"an array of shape {shape} with {len(raw)} bytes instead of {expected}")
+        layout = np.frombuffer(raw, kind)
+        self.value = layout.reshape(shape, order="F") if _text(order) == "F" else layout.reshape(shape)
+
+
+class _Function:
+    """Stands for a function or class that the pickle names; cannot be altered by the pickle."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *args: Any) -> object:
+        if self.name == "dtype":
+            return _Dtype(*args)
+        if self.name == "_reconstruct":
+            return PickledArray()
+        if self.name == "_frombuffer":
+            array = PickledArray()
+            array.fill(*args)
+            return array
+        if self.name == "encode" and len(args) == 2 and _text(args[1]) in ("latin1", "latin-1"):
+            return str(args[0]).encode("latin-1")
+        raise pickle.UnpicklingError(f"a call of {self.name!r}")
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError(f"a change of {self.name!r}")
+
+
+_ADMITTED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+    *((f"{core}.multiarray", "_reconstruct") for core in _NUMPY_CORES),
+    *((f"{core}.numeric", "_frombuffer") for core in _NUMPY_CORES),
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"the name {module}.{name}")
+        return _Function(name)
+
+
+def unpickle(raw: bytes, where: str) -> Any:
+    """Containers, numbers, bytes and arrays from a pickle; anything else is refused.
+
+    **Arguments:**
+
+    - `raw`: the pickle, as written by Python 2 or 3.
+    - `where`: name of the file, for the error text.
+
+    **Returns:** the object, with a `PickledArray` in the place of each array; Python 2 strings come as bytes.
+
+    >>> unpickle(pickle.dumps({"data": np.arange(3)}), "example")["data"].value
+    array([0, 1, 2])
+    """
+    try:
+        return _Reader(io.BytesIO(raw), encoding="bytes").load()
+    except Exception as error:
+        # A damaged pickle can fail in any way at all; all of them mean the same to the user.
+        raise DataError(
+            f"{where} is not a pickle of plain arrays ({len(raw)} bytes): it holds or asks for {error}. "
+            "It was refused without running anything; fetch it again from its origin."
+        ) from error
