@@ -280,6 +280,9 @@ def test_random_numbers_outside_of_couplings_cannot_be_replayed() -> None:
 
     with pytest.raises(PlanError, match=r"block 'noisy'.*random numbers"):
         check_inverse(Noisy(), pair(2, 3), name="noisy")
+    with pytest.raises(PlanError, match=r"block 'Sequential'.*random numbers"):
+        check_inverse(nn.Sequential(Coupling(nn.Dropout()), Noisy()), pair(2, 3))
+    check_inverse(nn.Sequential(Coupling(nn.Dropout()), Affine()), pair(2, 3))
 
 
 def test_checking_leaves_no_trace() -> None:

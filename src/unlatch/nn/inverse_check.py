@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import PlanError
 from .chain import Model, chain
-from .coupling import Coupling
-from .inversion import invert, is_reversible, units
+from .inversion import draw_seeds, invert, is_reversible, units
 from .randomness import replayable
 from .statistics import frozen_statistics
 from .tree import Tree, flatten, map_tensors
@@ -51,13 +50,14 @@ def check_inverse(block: nn.Module, sample: Tree, tol: float | None = None, *, n
 
     **Returns:** the relative error.
 
+    >>> from unlatch.nn.coupling import Coupling
     >>> check_inverse(Coupling(nn.Tanh()), (torch.randn(4, 2), torch.randn(4, 2))) < 1e-6
     True
     """
     name = name or type(block).__name__
     tensors, structure = flatten(sample)
     limit = _tolerance(tensors) if tol is None else tol
-    forward_draws, again = _forward_and_back(block, sample, name)
+    replays, again = _forward_and_back(block, sample, name)
     found, found_structure = flatten(again)
     if found_structure != structure or [t.shape for t in found] != [t.shape for t in tensors]:
         raise PlanError(
@@ -70,7 +70,7 @@ def check_inverse(block: nn.Module, sample: Tree, tol: float | None = None, *, n
             f"block '{name}' is declared reversible, but inverse(forward(x)) differs from x by {error:.2e} (relative; "
             f"allowed {limit:.0e}): correct inverse(), or remove it so that the block's input is stored"
         )
-    if forward_draws and not all(isinstance(unit.module, Coupling) for unit in units(block)):
+    if not replays:
         raise PlanError(
             f"block '{name}' has an inverse of its own and draws random numbers in its forward, which cannot be "
             "replayed: put the random part into the branch of a Coupling"
@@ -97,15 +97,17 @@ def check_reversible(model: Model, sample: Tree, tol: float | None = None) -> di
 
 
 def _forward_and_back(block: nn.Module, sample: Tree, name: str) -> tuple[bool, Tree]:
-    """Whether the forward draws random numbers, and the reconstructed sample."""
+    """Whether the forward draws no other random numbers than its couplings' seeds, and the reconstructed sample."""
     try:
         with frozen_statistics(block):
             with replayable(0, 0, 0):
-                before = torch.get_rng_state()
-                output = block(map_tensors(Tensor.clone, sample))
-                draws = not torch.equal(before, torch.get_rng_state())
+                draw_seeds(units(block))
+                drawn = torch.get_rng_state()
             with replayable(0, 0, 0):
-                return draws, invert(block, output)
+                output = block(map_tensors(Tensor.clone, sample))
+                replays = torch.equal(drawn, torch.get_rng_state())
+            with replayable(0, 0, 0):
+                return replays, invert(block, output)
     except PlanError as error:
         raise PlanError(f"block '{name}': {error}") from error
     except Exception as error:
