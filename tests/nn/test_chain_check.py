@@ -85,16 +85,16 @@ def test_tied_weights() -> None:
 
 def test_module_in_two_stages() -> None:
     norm = nn.BatchNorm1d(2, affine=False)
-    with pytest.raises(PlanError, match=r"BatchNorm1d is used by block '0' \(stage 0\) and block '2' \(stage 1\)"):
+    with pytest.raises(PlanError, match=r"BatchNorm1d is shared by block '0' \(stage 0\) and block '2' \(stage 1\)"):
         check([norm, nn.ReLU(), norm], [0, 2])
     inner = [nn.Sequential() for _ in range(2)]
     for part in inner:
         part.add_module("norm", norm)
-    with pytest.raises(PlanError, match=r"module 'norm' \(BatchNorm1d\) is used by"):
+    with pytest.raises(PlanError, match=r"module 'norm' \(BatchNorm1d\) is shared by"):
         check(inner, [0, 1])
     shelf: dict[str, Tensor] = {}
     own = Load(shelf)
-    with pytest.raises(PlanError, match="Load is used by"):
+    with pytest.raises(PlanError, match="Load is shared by"):
         check([own, nn.ReLU(), own], [0, 1])
     check([norm, nn.ReLU(), norm], [0])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from .randomness import replayable
 from .statistics import frozen_statistics
 from .tree import Tree, batch_size, flatten, map_tensors, unflatten
 
-__all__ = ["check_chain"]
+__all__ = ["Tie", "check_chain", "ties"]
 
 _ROWS = 2
 
@@ -75,30 +76,53 @@ def _check_coverage(blocks: Sequence[Block], root: nn.Module) -> None:
         )
 
 
-def _check_sharing(blocks: Sequence[Block], root: nn.Module, stages: Sequence[int]) -> None:
-    names = {id(parameter): name for name, parameter in root.named_parameters()}
-    parameters: dict[int, int] = {}
-    modules: dict[int, int] = {}
+class Tie(NamedTuple):
+    """Two blocks, `first` before `second`, that must lie in one stage because of `what` they share."""
+
+    first: int
+    second: int
+    what: str
+
+
+def ties(blocks: Sequence[Block], model: Model | None = None) -> list[Tie]:
+    """Find the blocks that share parameters or modules with state.
+
+    **Arguments:**
+
+    - `blocks`: the chain.
+    - `model`: for the original names of parameters; without it, names inside the block.
+
+    >>> from .chain import chain
+    >>> shared = nn.Linear(2, 2, bias=False)
+    >>> ties(chain([shared, nn.ReLU(), shared]))[0]
+    Tie(first=0, second=2, what="parameter 'weight'")
+    """
+    names = {id(one): name for name, one in as_module(model).named_parameters()} if model is not None else {}
+    users: dict[int, int] = {}
+    found: list[Tie] = []
     for index, block in enumerate(blocks):
         for local, parameter in block.module.named_parameters():
             # Two Parameters over the same memory are tied as well; memory that does not exist (meta) has address 0.
-            key = parameter.data_ptr() or id(parameter)
-            other = parameters.setdefault(key, index)
-            if stages[other] != stages[index]:
-                name = names.get(id(parameter), local)
-                raise PlanError(
-                    f"parameter '{name}' is shared by {_place(blocks, stages, other)} and "
-                    f"{_place(blocks, stages, index)}: tied weights must lie in one stage; untie them or choose a "
-                    "split that keeps these blocks together"
-                )
+            first = users.setdefault(parameter.data_ptr() or id(parameter), index)
+            if first != index:
+                found.append(Tie(first, index, f"parameter '{names.get(id(parameter), local)}'"))
+    users = {}
+    for index, block in enumerate(blocks):
         for local, module in block.module.named_modules():
-            other = modules.setdefault(id(module), index)
-            if stages[other] != stages[index] and not _stateless(module):
-                name = f"'{local}' ({type(module).__name__})" if local else type(module).__name__
-                raise PlanError(
-                    f"module {name} is used by {_place(blocks, stages, other)} and {_place(blocks, stages, index)}: "
-                    "use one instance per stage, or choose a split that keeps these blocks together"
-                )
+            first = users.setdefault(id(module), index)
+            if first != index and not _stateless(module):
+                kind = type(module).__name__
+                found.append(Tie(first, index, f"module '{local}' ({kind})" if local else f"module {kind}"))
+    return found
+
+
+def _check_sharing(blocks: Sequence[Block], root: nn.Module, stages: Sequence[int]) -> None:
+    for first, second, what in ties(blocks, root):
+        if stages[first] != stages[second]:
+            raise PlanError(
+                f"{what} is shared by {_place(blocks, stages, first)} and {_place(blocks, stages, second)}: what is "
+                "shared must lie in one stage; use separate ones, or choose a split that keeps these blocks together"
+            )
 
 
 def _stateless(module: nn.Module) -> bool:

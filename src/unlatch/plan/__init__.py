@@ -1,0 +1,9 @@
+"""From a chain of blocks to stages: measure what blocks cost, and find the best cut."""
+
+from __future__ import annotations
+
+from .partition import contiguous_split, part_costs
+from .plan import Plan, make_plan
+from .profile import BlockCost, profile
+
+__all__ = ["BlockCost", "Plan", "contiguous_split", "make_plan", "part_costs", "profile"]
