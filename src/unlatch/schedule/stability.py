@@ -1,0 +1,301 @@
+"""How much delay a stage can bear: the largest stable lr x curvature, and advice drawn from it.
+
+On one direction of curvature c the update of a stage whose gradients come from older weights is a linear recursion in
+a = lr x c. Its limit a* is the first a at which a mode of the recursion leaves the unit circle. Micro-batch `b` runs
+forward at `U((b - gap) // M)` and updates `U(b // M)`, so the M micro-batches of one update see version gaps
+`ceil((gap - j) / M)`, j = 0..M-1, the same in every period: counted in updates the recursion does not depend on time.
+
+With w the weights and g the summed gradient as z-transforms, w = -P(z) g for the optimizer and g = a A(z) w + a B(z) g
+for delay and prediction. Modes solve 1 + a L(z) = 0 with L = P A - B, so a mode sits on the unit circle exactly where
+L(exp(i theta)) is real and negative; a* is the smallest such -1 / L.
+
+The limit orders settings by how much accuracy delay costs them; it does not choose a learning rate (networks with
+batch norm adapt their curvature to it), and the brackets below were observed in short image runs with momentum 0.9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError
+
+__all__ = [
+    "Advice",
+    "Cure",
+    "Verdict",
+    "advise",
+    "auto_microbatches",
+    "geometric_factor",
+    "stability_limit",
+    "version_gaps",
+    "wants_prediction",
+]
+
+Verdict = Literal["about bp", "some loss", "large loss"]
+_Complex = npt.NDArray[np.complexfloating[Any, Any]]
+
+ABOUT_BP = 0.15
+SOME_LOSS = 0.05
+FEWEST_SAMPLES = 8
+PREDICTORS = ("none", "difference", "linear", "geometric", "coasting", "constant-gradient")
+
+
+def geometric_factor(momentum: float, steps: float) -> float:
+    """mu + mu^2 + ... + mu^steps: how many times the last step a weight still moves when it coasts for `steps` updates.
+
+    >>> round(geometric_factor(0.9, 5), 3)
+    3.686
+    """
+    return float(steps) if momentum == 1.0 else momentum * (1.0 - momentum**steps) / (1.0 - momentum)
+
+
+def version_gaps(gap: int, microbatches: int) -> tuple[int, ...]:
+    """Updates between forward and backward weights, for each micro-batch of one update.
+
+    >>> version_gaps(5, 4)
+    (2, 1, 1, 1)
+    """
+    return tuple(-((j - gap) // microbatches) for j in range(microbatches))
+
+
+def stability_limit(
+    gap: int,
+    *,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    predictor: str | None = None,
+    alpha: float = 1.0,
+    microbatches: int = 1,
+) -> float:
+    """a*: the largest stable lr x curvature of a stage.
+
+    **Arguments:**
+
+    - `gap`: micro-batches that pass between the weights a micro-batch runs forward with and those it updates.
+    - `momentum`, `nesterov`: as in `torch.optim.SGD`.
+    - `predictor`: which weights the forward runs at; names as in `unlatch.rules.predict`. `geometric` extends the last
+      step `W_n - W_{n-1}` by `geometric_factor`; `coasting` and `linear` extend the momentum buffer. With heavy-ball
+      momentum buffer and last step are the same thing; under Nesterov they are not.
+    - `alpha`: factor on the predicted displacement.
+    - `microbatches`: micro-batches averaged in one update.
+
+    >>> round(stability_limit(5), 3), round(stability_limit(5, nesterov=True, microbatches=4), 3)
+    (0.022, 0.176)
+    """
+    name = predictor or "none"
+    if name not in PREDICTORS:
+        raise ConfigError(f"no stability model for predictor {name!r}: expected one of {', '.join(PREDICTORS)}")
+    if gap < 0 or microbatches < 1:
+        raise ConfigError(
+            f"gap {gap} with {microbatches} micro-batches: expected a gap >= 0 and at least 1 micro-batch"
+        )
+    if not 0.0 <= momentum < 1.0:
+        raise ConfigError(f"momentum {momentum}: expected 0 <= momentum < 1")
+    return _first_crossing(version_gaps(gap, microbatches), momentum, nesterov, name, alpha)
+
+
+def _displacement(name: str, momentum: float, nesterov: bool, steps: int) -> tuple[float, float, float]:
+    """Predicted move over `steps` updates, as multiples of (last step, minus velocity, minus last gradient)."""
+    coast = geometric_factor(momentum, steps)
+    if name == "difference":
+        return steps, 0.0, 0.0
+    if name == "geometric":
+        return coast, 0.0, 0.0
+    if name == "linear":
+        return 0.0, steps, 0.0
+    lead = momentum if nesterov else 1.0
+    if name == "coasting":
+        return 0.0, lead * coast, 0.0
+    if name == "constant-gradient":
+        fed = lead * (steps - coast) / (1.0 - momentum) + (steps if nesterov else 0.0)
+        return 0.0, lead * coast, fed
+    return 0.0, 0.0, 0.0
+
+
+@lru_cache(maxsize=4096)
+def _first_crossing(gaps: tuple[int, ...], momentum: float, nesterov: bool, name: str, alpha: float) -> float:
+    terms = [
+        (gap, count / len(gaps), *(alpha * c for c in _displacement(name, momentum, nesterov, gap)))
+        for gap, count in Counter(gaps).items()
+    ]
+
+    def gain(theta: npt.NDArray[np.float64]) -> _Complex:
+        z: _Complex = np.exp(1j * theta)
+        numerator = (1.0 + momentum) * z - momentum if nesterov else z
+        optimizer = numerator / ((z - 1.0) * (z - momentum))
+        step, velocity = (z - 1.0) / z, (z - 1.0) / numerator
+        total: _Complex = np.zeros_like(z)
+        for gap, weight, on_step, on_velocity, on_gradient in terms:
+            forward = 1.0 + on_step * step + on_velocity * velocity
+            total += weight * z**-gap * (forward * optimizer + on_gradient / z)
+        return total
+
+    # The gain turns about max(gaps) + 2 times over half the circle; near 0 it varies on the scale of 1 - momentum.
+    grid = np.union1d(np.geomspace(1e-7, 0.1, 400), np.linspace(0.01, math.pi, 64 * (max(gaps) + 4)))
+    sign = np.signbit(gain(grid).imag)
+    turns = np.flatnonzero(sign[1:-1] != sign[:-2])
+    low, high, below = grid[turns], grid[turns + 1], sign[turns]
+    for _ in range(60):
+        middle = (low + high) / 2
+        left = np.signbit(gain(middle).imag) == below
+        low, high = np.where(left, middle, low), np.where(left, high, middle)
+    # theta = pi (z = -1) is real for every a and therefore never a change of sign.
+    real = gain(np.append(low, math.pi)).real
+    return float(np.min(-1.0 / real[real < 0.0], initial=math.inf))
+
+
+def auto_microbatches(gap: int, batch_size: int | None = None) -> int:
+    """Micro-batches per update for the oldest gap: the gap rounded down to a power of two, at least 1.
+
+    With a known `batch_size` never so many that a micro-batch has fewer than 8 samples (batch statistics suffer).
+
+    >>> [auto_microbatches(gap) for gap in (0, 1, 3, 5, 9, 14)], auto_microbatches(9, batch_size=40)
+    ([1, 1, 2, 4, 8, 8], 4)
+    """
+    wanted = gap if batch_size is None else min(gap, batch_size // FEWEST_SAMPLES)
+    return 1 << (max(1, wanted).bit_length() - 1)
+
+
+def wants_prediction(gap: int, microbatches: int) -> bool:
+    """Whether prediction is worth having: the delay exceeds 1.5 updates; below that it rather takes stability away."""
+    return gap / microbatches > 1.5
+
+
+@dataclass(frozen=True)
+class Cure:
+    """A setting that bears the delay better, and the limit it reaches at the oldest stage."""
+
+    microbatches: int
+    nesterov: bool
+    predictor: str | None
+    limit: float
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the delay of every stage costs. `warning` is None when nothing is expected to be lost."""
+
+    gaps: tuple[int, ...]
+    limits: tuple[float, ...]
+    verdicts: tuple[Verdict, ...]
+    microbatches: int
+    warning: str | None
+    cure: Cure | None
+
+    def table(self) -> list[str]:
+        """Plain lines, one per stage, the warning last.
+
+        >>> for line in advise([1, 0], momentum=0.9, nesterov=True).table(): print(line)
+        stage   gap  in updates      a*  verdict
+            0     1         1.0   0.253  about bp
+            1     0         0.0   1.357  about bp
+        """
+        lines = ["stage   gap  in updates      a*  verdict"]
+        for stage, (gap, limit, verdict) in enumerate(zip(self.gaps, self.limits, self.verdicts, strict=True)):
+            lines.append(f"{stage:>5} {gap:>5} {gap / self.microbatches:>11.1f} {limit:>7.3f}  {verdict}")
+        return lines if self.warning is None else [*lines, self.warning]
+
+
+def advise(
+    gaps: Sequence[int],
+    *,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    predictor: str | None = None,
+    alpha: float = 1.0,
+    microbatches: int = 1,
+    batch_size: int | None = None,
+    nesterov_available: bool = True,
+) -> Advice:
+    """Judge a setting by the stability limit of each stage and name the cure where accuracy is likely to be lost.
+
+    **Arguments:**
+
+    - `gaps`: per stage, in micro-batches; see `stability_limit` for the other settings.
+    - `batch_size`: total samples per update, to keep the advised micro-batches from becoming too small.
+    - `nesterov_available`: False for optimizers without that option (Adam).
+
+    >>> advice = advise([5, 3, 1, 0], momentum=0.9)
+    >>> advice.verdicts[0], advice.cure.changes
+    ('large loss', ('microbatches=4', 'nesterov=True'))
+    """
+    limits = tuple(
+        stability_limit(
+            gap, momentum=momentum, nesterov=nesterov, predictor=predictor, alpha=alpha, microbatches=microbatches
+        )
+        for gap in gaps
+    )
+    verdicts = tuple(_verdict(gap, limit) for gap, limit in zip(gaps, limits, strict=True))
+    warning, cure = None, None
+    worst = min(range(len(limits)), key=lambda stage: (verdicts[stage] == "about bp", limits[stage]), default=None)
+    if worst is not None and verdicts[worst] != "about bp":
+        current = Cure(microbatches, nesterov, predictor, limits[worst], ())
+        cure = _cure(gaps[worst], current, momentum, alpha, batch_size, nesterov_available and momentum > 0.0)
+        warning = _warning(worst, gaps[worst] / microbatches, limits[worst], verdicts[worst], cure)
+    return Advice(tuple(gaps), limits, verdicts, microbatches, warning, cure)
+
+
+def _verdict(gap: int, limit: float) -> Verdict:
+    if gap == 0 or limit >= ABOUT_BP:
+        return "about bp"
+    return "some loss" if limit >= SOME_LOSS else "large loss"
+
+
+def _cure(
+    gap: int, current: Cure, momentum: float, alpha: float, batch_size: int | None, may_nesterov: bool
+) -> Cure | None:
+    """The smallest step up the ladder micro-batches (by the rule), prediction, more micro-batches that reaches BP."""
+    nesterov = current.nesterov or may_nesterov
+    rule = max(current.microbatches, auto_microbatches(gap, batch_size))
+    ample = max(current.microbatches, auto_microbatches(2 * gap - 1, batch_size))
+    predicting = current.predictor if current.predictor not in (None, "none") else "geometric"
+    ladder = [
+        (rule, predicting if wants_prediction(gap, rule) else current.predictor),
+        (rule, predicting),
+        (ample, predicting if wants_prediction(gap, ample) else current.predictor),
+        (ample, predicting),
+    ]
+    best: Cure | None = None
+    for count, name in ladder:
+        limit = stability_limit(
+            gap, momentum=momentum, nesterov=nesterov, predictor=name, alpha=alpha, microbatches=count
+        )
+        if best is None or limit > best.limit:
+            best = Cure(count, nesterov, name, limit, _changes(current, count, nesterov, name))
+        if best.limit >= ABOUT_BP:
+            break
+    return best if best is not None and best.limit > current.limit and best.changes else None
+
+
+def _changes(current: Cure, microbatches: int, nesterov: bool, predictor: str | None) -> tuple[str, ...]:
+    wanted = (
+        (microbatches != current.microbatches, f"microbatches={microbatches}"),
+        (nesterov != current.nesterov, "nesterov=True"),
+        (predictor != current.predictor, f"predictor={predictor!r}"),
+    )
+    return tuple(text for differs, text in wanted if differs)
+
+
+def _warning(stage: int, delay: float, limit: float, verdict: Verdict, cure: Cure | None) -> str:
+    expected = (
+        "some loss of accuracy is likely (1 to 4 points in short runs)"
+        if verdict == "some loss"
+        else "a large loss of accuracy is likely (4 points or more in short runs)"
+    )
+    late = f"{delay:.3g} update{'' if delay == 1 else 's'} late"
+    text = f"stage {stage} is {late}, a* = {limit:.3f}: {expected}. A lower learning rate does not help."
+    if cure is None:
+        return f"{text} Use fewer stages, a method with less delay, or larger batches split into more micro-batches."
+    reach = (
+        "about as good as bp" if cure.limit >= ABOUT_BP else "better, though not as good as bp; fewer stages help more"
+    )
+    return f"{text} Set {', '.join(cure.changes)}: a* = {cure.limit:.3f}, {reach}."
