@@ -1,0 +1,219 @@
+"""Where torch's SGD, Adam and AdamW will be in s updates, under an assumption about the gradients to come.
+
+Everything works on a `Bucket`: the parameters of one optimizer group with their state, and the tensors that receive the
+prediction (which start as copies of the parameters). Parameters that have not been updated yet have no state and stay.
+
+SGD with buffer v does, per update, v <- mu v + (1 - dampening)(g + lambda W), then W <- W - lr v, or under Nesterov
+W <- W - lr (g + lambda W + mu v). With g = 0 and no decay, s updates therefore move W by -lr (mu + ... + mu^s) v, and
+under Nesterov by mu times that, because each of them applies the buffer only after one more multiplication by mu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from ..errors import ConfigError
+
+__all__ = [
+    "Bucket",
+    "adam_coast",
+    "adam_iterate",
+    "adam_repeat",
+    "buckets",
+    "momentum_of",
+    "require_closed_form",
+    "scale_displacement",
+    "sgd_follow",
+    "sgd_iterate",
+]
+
+
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The parameters of one optimizer group, where they stand in the caller's list, and where predictions go."""
+
+    group: dict[str, Any]
+    lr: float
+    decoupled: bool
+    where: list[int]
+    params: list[Tensor]
+    out: list[Tensor]
+    states: list[dict[str, Any]]
+
+    def only(self, keep: Sequence[bool]) -> Bucket:
+        """The part of this bucket for which `keep` holds."""
+
+        def part(items: list[Any]) -> list[Any]:
+            return [item for item, kept in zip(items, keep, strict=True) if kept]
+
+        if all(keep):
+            return self
+        return replace(
+            self, where=part(self.where), params=part(self.params), out=part(self.out), states=part(self.states)
+        )
+
+    def having(self, key: str) -> Bucket:
+        """The part whose optimizer state has `key`."""
+        return self.only([state.get(key) is not None for state in self.states])
+
+    def state(self, key: str) -> list[Tensor]:
+        return [state[key] for state in self.states]
+
+
+def buckets(params: Sequence[Tensor], optimizer: Optimizer, out: Sequence[Tensor], lr_scale: float) -> Iterator[Bucket]:
+    """Sort `params` by optimizer group. Parameters that the optimizer does not own appear in no bucket."""
+    where: dict[int, int] = {id(p): i for i, p in enumerate(params)}
+    for group in optimizer.param_groups:
+        found = [where[id(p)] for p in group["params"] if id(p) in where]
+        if found:
+            # .get: the state is a defaultdict, looking a parameter up in it would enter it there.
+            states = [optimizer.state.get(params[i], {}) for i in found]
+            lr = float(group["lr"]) * lr_scale
+            # Torch releases differ in whether AdamW says so in its groups.
+            decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)))
+            yield Bucket(group, lr, decoupled, found, [params[i] for i in found], [out[i] for i in found], states)
+
+
+def momentum_of(group: dict[str, Any], optimizer: Optimizer) -> float:
+    """The factor by which the group's direction decays from one update to the next without new gradients."""
+    if "momentum" in group:
+        return float(group["momentum"])
+    if "betas" in group:
+        return float(group["betas"][0])
+    raise ConfigError(
+        f"{type(optimizer).__name__} has no momentum, which rho='geometric' needs: use rho='steps', 'capped' or 'power'"
+    )
+
+
+def require_closed_form(name: str, optimizer: Optimizer) -> None:
+    """Refuse optimizers whose future no formula here describes."""
+    if not isinstance(optimizer, (SGD, Adam, AdamW)):
+        raise ConfigError(
+            f"predictor {name!r} knows SGD, Adam and AdamW, not {type(optimizer).__name__}: use predictor "
+            "'difference', which works with every optimizer"
+        )
+
+
+def scale_displacement(bucket: Bucket, alpha: float) -> None:
+    """Go only `alpha` of the way from the current to the predicted weights."""
+    if alpha != 1.0:
+        torch._foreach_lerp_(bucket.out, bucket.params, 1.0 - alpha)
+
+
+def sgd_follow(bucket: Bucket, reach: float) -> None:
+    """Take `reach` steps along the momentum buffer."""
+    moving = bucket.having("momentum_buffer")
+    if moving.out and reach:
+        torch._foreach_add_(moving.out, moving.state("momentum_buffer"), alpha=-moving.lr * reach)
+
+
+def sgd_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:
+    """Run SGD `steps` times with a constant gradient, weight decay included."""
+    group, out = bucket.group, bucket.out
+    momentum, decay = float(group["momentum"]), float(group["weight_decay"])
+    feed, nesterov = 1.0 - float(group["dampening"]), group["nesterov"]
+    force = torch._foreach_mul(gradient, -1.0 if group.get("maximize") else 1.0)
+    velocity = [v.clone() for v in bucket.state("momentum_buffer")] if momentum else []
+    for _ in range(steps):
+        pull = torch._foreach_add(force, out, alpha=decay) if decay else force
+        if momentum:
+            torch._foreach_mul_(velocity, momentum)
+            torch._foreach_add_(velocity, pull, alpha=feed)
+        if not momentum or nesterov:
+            torch._foreach_add_(out, pull, alpha=-bucket.lr)
+        if momentum:
+            torch._foreach_add_(out, velocity, alpha=-bucket.lr * (momentum if nesterov else 1.0))
+
+
+@dataclass(frozen=True)
+class _Adam:
+    """The settings of an Adam group, and its step size and bias correction at future updates."""
+
+    bucket: Bucket
+
+    def __post_init__(self) -> None:
+        if any(p.is_complex() for p in self.bucket.params):
+            raise ConfigError("Adam's prediction is for real parameters: use predictor 'difference' for complex ones")
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        first, second = self.bucket.group["betas"]
+        return float(first), float(second)
+
+    @property
+    def decay(self) -> float:
+        return float(self.bucket.group["weight_decay"])
+
+    @property
+    def second_moment(self) -> str:
+        return "max_exp_avg_sq" if self.bucket.group["amsgrad"] else "exp_avg_sq"
+
+    def corrections(self, ahead: int) -> list[tuple[float, float]]:
+        """1 - beta^t for both betas, at the update `ahead` of the last one, for each parameter."""
+        first, second = self.betas
+        ages = [float(t) + ahead for t in self.bucket.state("step")]
+        return [(1.0 - first**age, 1.0 - second**age) for age in ages]
+
+    def apply(self, mean: Tensors, root: Tensors, ahead: int, by: float = 1.0, shrink: float = 1.0) -> None:
+        """Subtract `by` steps along mean / (shrink * root + eps), both bias-corrected for the update `ahead`."""
+        corrections = self.corrections(ahead)
+        spread = torch._foreach_mul(root, [shrink / math.sqrt(second) for _, second in corrections])
+        torch._foreach_add_(spread, float(self.bucket.group["eps"]))
+        sizes = [-self.bucket.lr * by / first for first, _ in corrections]
+        torch._foreach_addcdiv_(self.bucket.out, mean, spread, sizes)
+
+
+def adam_repeat(bucket: Bucket, reach: float) -> None:
+    """Take `reach` times the last step again: its direction, and the decoupled decay of AdamW."""
+    adam = _Adam(bucket)
+    if bucket.decoupled and adam.decay:
+        torch._foreach_add_(bucket.out, bucket.params, alpha=-bucket.lr * adam.decay * reach)
+    adam.apply(bucket.state("exp_avg"), torch._foreach_sqrt(bucket.state(adam.second_moment)), ahead=0, by=reach)
+
+
+def adam_coast(bucket: Bucket, steps: int) -> None:
+    """Run Adam `steps` times with gradient zero: both moments fade, bias correction and decoupled decay go on.
+
+    Decay that Adam adds to the gradient counts as gradient and is left out.
+    """
+    adam = _Adam(bucket)
+    first, second = adam.betas
+    root = torch._foreach_sqrt(bucket.state(adam.second_moment))
+    # amsgrad divides by the largest second moment so far, which a fading one never exceeds.
+    fade = 1.0 if bucket.group["amsgrad"] else math.sqrt(second)
+    for i in range(1, steps + 1):
+        if bucket.decoupled and adam.decay:
+            torch._foreach_mul_(bucket.out, 1.0 - bucket.lr * adam.decay)
+        adam.apply(bucket.state("exp_avg"), root, ahead=i, by=first**i, shrink=fade**i)
+
+
+def adam_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:
+    """Run Adam `steps` times with a constant gradient, weight decay of either kind included."""
+    adam = _Adam(bucket)
+    first, second = adam.betas
+    force = torch._foreach_mul(gradient, -1.0 if bucket.group["maximize"] else 1.0)
+    mean = [m.clone() for m in bucket.state("exp_avg")]
+    square = [v.clone() for v in bucket.state("exp_avg_sq")]
+    largest = [v.clone() for v in bucket.state(adam.second_moment)] if bucket.group["amsgrad"] else None
+    for i in range(1, steps + 1):
+        pull = force
+        if adam.decay and bucket.decoupled:
+            torch._foreach_mul_(bucket.out, 1.0 - bucket.lr * adam.decay)
+        elif adam.decay:
+            pull = torch._foreach_add(force, bucket.out, alpha=adam.decay)
+        torch._foreach_lerp_(mean, pull, 1.0 - first)
+        torch._foreach_mul_(square, second)
+        torch._foreach_addcmul_(square, pull, pull, 1.0 - second)
+        if largest is not None:
+            torch._foreach_maximum_(largest, square)
+        adam.apply(mean, torch._foreach_sqrt(square if largest is None else largest), ahead=i)
