@@ -42,7 +42,7 @@ lint: $(STAMP)
 	@status=0; \
 	$(BIN)/ruff check . || status=1; \
 	$(BIN)/mypy || status=1; \
-	$(BIN)/lint-imports || status=1; \
+	$(BIN)/lint-imports --no-logo || status=1; \
 	exit $$status
 
 clean:
