@@ -80,7 +80,8 @@ class Plan:
             span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
             rows.append((str(stage), span, f"{count:,}", f"{cost * scale:.3g}"))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ["  ".join(f"{cell:{side}{n}}" for cell, side, n in zip(row, "><>>", widths, strict=True)) for row in rows]
+        sides = list(zip("><>>", widths, strict=True))
+        lines = ["  ".join(f"{cell:{side}{n}}" for cell, (side, n) in zip(row, sides, strict=True)) for row in rows]
         lines.append(f"balance {self.balance:.0%}" + (f"; {self.note}" if self.note else ""))
         return "\n".join(lines)
 
