@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,8 +23,9 @@ from ..runtime.engine import Engine
 from ..runtime.health import Health
 from ..runtime.mail import Mail, Message
 from ..runtime.placement import place
-from ..runtime.stage import Optimizer, Stage, StageOptions
+from ..runtime.stage import Stage, StageOptions, reverses
 from ..runtime.transport import Link
+from ..runtime.updating import Optimizer
 from ..runtime.world import World, current_world
 from .batching import Compensation
 from .compensation import choose_compensation
@@ -187,7 +189,20 @@ def _build(
     mine = homes[world.rank]
     parts = cut(blocks, plan.starts)
     rules = method.rules()
-    local = {i: Stage(i, stages, StageChain(parts[i]), rules, options) for i in mine}
+    modules = [StageChain(part) for part in parts]
+    crossed = [math.ceil(updates) for updates in method.staleness(stages)]
+    local = {
+        i: Stage(
+            i,
+            stages,
+            modules[i],
+            rules,
+            options,
+            delay=crossed[i],
+            hands_down_input=i > 0 and reverses(rules, i - 1, stages, modules[i - 1]),
+        )
+        for i in mine
+    }
     links: dict[int, Link] = {}
 
     def forward_to(message: Message) -> None:

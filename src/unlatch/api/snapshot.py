@@ -28,7 +28,7 @@ def save(path: Path, engine: Engine, names: Names, world: World, loop: dict[str,
     """Write one checkpoint from the stages of all ranks."""
     stages = engine.stages.values()
     for stage in stages:
-        stage.forget_past()
+        stage.updater.forget()
     own = (model_state(stages, names), *_optimizer_state(stages, names), _common(stages))
     parts = world.gather(own)
     error: Exception | None = None
@@ -65,7 +65,7 @@ def load(path: Path, engine: Engine, names: Names, world: World, *, optimizer: b
                     f"{path}: {own[key]} has shape {tuple(saved.shape)} there and {tuple(t.shape)} in the model"
                 )
             t.data.copy_(saved)
-        if optimizer and stage.optimizer is not None:
+        if optimizer and stage.updater.optimizer is not None:
             _restore_optimizer(path, stage, own, found)
     loop: dict[str, Any] = found.state.get("loop", {})
     if optimizer:
@@ -91,10 +91,10 @@ def _optimizer_state(stages: Iterable[Stage], names: Names) -> tuple[dict[str, T
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
     for stage in stages:
-        if stage.optimizer is None:
+        if stage.updater.optimizer is None:
             continue
         known = _parameter_names(stage, names[stage.index])
-        for p, state in stage.optimizer.state.items():
+        for p, state in stage.updater.optimizer.state.items():
             for key, value in state.items():
                 target: dict[str, Any] = tensors if isinstance(value, Tensor) else scalars
                 target[f"{known[id(p)]}/{key}"] = value
@@ -104,10 +104,10 @@ def _optimizer_state(stages: Iterable[Stage], names: Names) -> tuple[dict[str, T
 def _common(stages: Iterable[Stage]) -> dict[str, Any]:
     """What every stage has alike: hyper-parameters and the learning-rate schedule."""
     for stage in stages:
-        if stage.optimizer is not None:
-            groups = [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in stage.optimizer.param_groups]
-            schedule = stage.scheduler.state_dict() if stage.scheduler is not None else {}
-            kind = type(stage.optimizer).__name__
+        if stage.updater.optimizer is not None:
+            groups = [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in stage.updater.optimizer.param_groups]
+            schedule = stage.updater.scheduler.state_dict() if stage.updater.scheduler is not None else {}
+            kind = type(stage.updater.optimizer).__name__
             return {"kind": kind, "groups": groups, "schedule": {k: v for k, v in schedule.items() if _plain(v)}}
     return {}
 
@@ -119,15 +119,15 @@ def _plain(value: Any) -> bool:
 
 
 def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found: checkpoint.Checkpoint) -> None:
-    assert stage.optimizer is not None
-    kind = type(stage.optimizer).__name__
+    assert stage.updater.optimizer is not None
+    kind = type(stage.updater.optimizer).__name__
     if found.state.get("kind") != kind:
         raise CheckpointMismatch(
             f"{path} was written with {found.state.get('kind')}, this run uses {kind}: pass optimizer=False to take over "
             "only the weights"
         )
     known = _parameter_names(stage, names)
-    stage.optimizer.state.clear()
+    stage.updater.optimizer.state.clear()
     entries: dict[str, dict[str, Any]] = {}
     for source in (found.optimizer, found.state.get("optimizer", {})):
         for full, value in source.items():
@@ -136,9 +136,9 @@ def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found
     for p in stage.params:
         state = entries.get(known[id(p)], {})
         if state:
-            stage.optimizer.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
-    for group, saved in zip(stage.optimizer.param_groups, found.state.get("groups", []), strict=False):
+            stage.updater.optimizer.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+    for group, saved in zip(stage.updater.optimizer.param_groups, found.state.get("groups", []), strict=False):
         group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
-    if stage.scheduler is not None and found.state.get("schedule"):
-        stage.scheduler.load_state_dict({**stage.scheduler.state_dict(), **found.state["schedule"]})
-    stage.forget_past()
+    if stage.updater.scheduler is not None and found.state.get("schedule"):
+        stage.updater.scheduler.load_state_dict({**stage.updater.scheduler.state_dict(), **found.state["schedule"]})
+    stage.updater.forget()

@@ -10,6 +10,7 @@ from .base import Delayed, Method, get, names, register
 from .compose import Compose
 from .dtrp import DSP, DTR, DTRP
 from .fdg import ADL, FDG
+from .petra import PETRA, buffer_settings
 from .pipedream import PipeDream, PipeDream2BW
 from .synchronous import BP, ZBH1, ZBH2, GPipe, OneFOneB
 
@@ -22,6 +23,7 @@ __all__ = [
     "DTRP",
     "FDG",
     "FR",
+    "PETRA",
     "ZBH1",
     "ZBH2",
     "Compose",
@@ -31,6 +33,7 @@ __all__ = [
     "OneFOneB",
     "PipeDream",
     "PipeDream2BW",
+    "buffer_settings",
     "get",
     "names",
     "register",

@@ -79,7 +79,7 @@ class Method(ABC):
     @property
     def recomputes(self) -> bool:
         """Whether stages below the last run every forward twice."""
-        return self.rules().activations == "input"
+        return self.rules().activations != "graph"
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ class Compose(Delayed):
     """
 
     order: Callable[[int], Schedule] | None = None
-    activations: Literal["graph", "input"] = "graph"
-    weights: Literal["current", "stash", "latest"] = "stash"
+    activations: Literal["graph", "input", "reverse"] = "graph"
+    weights: Literal["current", "stash", "latest", "average"] = "stash"
 
     name = "compose"
     summary = "any schedule with any rules"

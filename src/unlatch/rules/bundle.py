@@ -17,9 +17,12 @@ class Rules:
     **Arguments:**
 
     - `activations`: `"graph"` keeps the autograd graph from forward to backward; `"input"` keeps only the stage's input
-      and computes the graph again, at the weights current then. The last stage always keeps the graph.
-    - `weights`: what the products of a kept graph see at backward: `"stash"` (those of the forward), `"latest"`, or
-      `"current"` where no update can come between.
+      and computes the graph again; `"reverse"` keeps nothing where all blocks of a stage are reversible (the input is
+      computed from the output, which comes with the gradient) and the input elsewhere. The last stage keeps its graph.
+    - `weights`: what a backward sees: `"current"` weights, a `"stash"` of those of the forward, `"average"` (a
+      reconstruction of those from a moving average of updates), or `"latest"` (a kept graph with newest weights).
+    - `statistics`: the pass in which batch norm counts a batch, where a stage runs it twice.
+    - `store`: stages that keep their input although they are reversible.
     - `lag`: run each forward at the weights `lag` versions before the one its gradient will meet (0: newest weights).
     - `predictor`: run each forward at weights predicted for the time of its backward.
     - `shrink`: factor on every cotangent received from above.
@@ -27,8 +30,10 @@ class Rules:
     - `average`: whether gradients accumulated over several batches are averaged (else summed).
     """
 
-    activations: Literal["graph", "input"] = "graph"
-    weights: Literal["current", "stash", "latest"] = "current"
+    activations: Literal["graph", "input", "reverse"] = "graph"
+    weights: Literal["current", "stash", "latest", "average"] = "current"
+    statistics: Literal["forward", "backward"] = "backward"
+    store: tuple[int, ...] = ()
     lag: int = 0
     predictor: Predictor | None = None
     shrink: float = 1.0

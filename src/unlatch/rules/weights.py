@@ -7,6 +7,7 @@ saved-tensor hooks:
 - `stash`: the graph holds the storage its forward used. An update that happens meanwhile first moves the parameter to
   fresh storage (`release`), and only if such a graph exists; otherwise nothing is ever copied.
 - `latest`: the graph holds no weights; at backward it is given the newest ones.
+- `average`: likewise, but it is given a reconstruction of the old ones.
 
 All other saved tensors go through untouched and keep torch's check against in-place changes.
 """
@@ -23,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import StageFailed
 
-__all__ = ["LatestWeights", "StashedWeights", "WeightRule", "weight_rule", "weights_at"]
+__all__ = ["GivenWeights", "LatestWeights", "StashedWeights", "WeightRule", "weight_rule", "weights_at"]
 
 Meter = Callable[[Tensor], None]
 
@@ -122,9 +123,13 @@ class LatestWeights(WeightRule):
     This is what the public FDG code does by accident: a mixture, not the gradient of any one network.
     """
 
+    def values(self) -> Sequence[Tensor]:
+        """What a backward is given in place of the parameters."""
+        return [p.data for p in self.params]
+
     @contextmanager
     def recording(self, meter: Meter | None = None) -> Iterator[None]:
-        owners = {p.untyped_storage().data_ptr(): p for p in self.params}
+        owners = {p.untyped_storage().data_ptr(): number for number, p in enumerate(self.params)}
 
         def pack(t: Tensor) -> Any:
             if meter is not None:
@@ -136,14 +141,27 @@ class LatestWeights(WeightRule):
             if isinstance(kept, _Saved):
                 return kept.get()
             owner, size, stride, offset = kept
-            newest: Tensor = owner.data
-            return newest.as_strided(size, stride, offset)
+            return self.values()[owner].as_strided(size, stride, offset)
 
         with saved_tensors_hooks(pack, unpack):
             yield
 
 
-RULES: dict[str, type[WeightRule]] = {"current": WeightRule, "stash": StashedWeights, "latest": LatestWeights}
+class GivenWeights(LatestWeights):
+    """Backward products use weights that are set before each backward, such as LayerPipe2's reconstruction of old ones."""
+
+    given: Sequence[Tensor] = ()
+
+    def values(self) -> Sequence[Tensor]:
+        return self.given
+
+
+RULES: dict[str, type[WeightRule]] = {
+    "current": WeightRule,
+    "stash": StashedWeights,
+    "latest": LatestWeights,
+    "average": GivenWeights,
+}
 
 
 def weight_rule(name: str, params: Sequence[Tensor]) -> WeightRule:

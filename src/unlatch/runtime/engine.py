@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import StageFailed, UnlatchError
-from ..nn.tree import batch_size, split_batch
+from ..nn.tree import batch_size, map_tensors, split_batch
 from ..schedule import Action, Kind, Schedule, with_updates
 from .events import Event, Recorder
 from .mail import BACKWARD, FORWARD, Mail, Message
 from .micro import Micro
-from .stage import Stage
+from .stage import Returned, Stage
+from .wire import dense
 
 __all__ = ["Engine", "Finished"]
 
@@ -127,7 +128,7 @@ class Engine:
         """Continue counting where a checkpoint left off."""
         self.batches, self._origin, self._update = (counters[k] for k in ("batches", "micros", "updates"))
         for stage in self.stages.values():
-            stage.version = self._update
+            stage.updater.version = self._update
 
     def _cut(self, x: Any, y: Any) -> list[Part]:
         """Cut a batch into micro-batches, each with its identity card."""
@@ -206,19 +207,21 @@ class Engine:
             assert stage.loss is not None
             self._losses[micro.id] = stage.loss
         else:
-            self.mail.send(Message(FORWARD, stage.index + 1, micro, (outputs, target), stage.version))
+            payload = (map_tensors(dense, outputs), target)
+            self.mail.send(Message(FORWARD, stage.index + 1, micro, payload, stage.version))
 
-    def _backward(self, stage: Stage, micro: Micro, kind: Kind, work: Callable[[Micro, Any], Any]) -> None:
-        cotangent = None
+    def _backward(self, stage: Stage, micro: Micro, kind: Kind, work: Callable[..., Returned]) -> None:
+        cotangent, outputs = None, None
         if not stage.last:
             message = self.mail.take(BACKWARD, stage.index, micro)
             assert message.scalars is not None
             self._losses[micro.id] = message.scalars["loss"]
-            cotangent = message.payload
-        gradient = self._timed(stage, kind, micro, work, micro, cotangent)
+            cotangent, outputs = message.payload
+        returned = self._timed(stage, kind, micro, work, micro, cotangent, outputs)
         if not stage.first:
             scalars = {"loss": self._losses[micro.id]}
-            self.mail.send(Message(BACKWARD, stage.index - 1, micro, gradient, stage.version, scalars))
+            payload = map_tensors(dense, (returned.gradients, returned.inputs))
+            self.mail.send(Message(BACKWARD, stage.index - 1, micro, payload, stage.version, scalars))
 
     def _update_stage(self, stage: Stage, number: int) -> None:
         self._timed(stage, Kind.U, number, stage.update)

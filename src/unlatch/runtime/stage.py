@@ -9,25 +9,29 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss
+from ..nn.inverse_check import relative_error
+from ..nn.inversion import invert_and_differentiate, is_reversible
 from ..nn.randomness import replayable
 from ..nn.split_backward import Pending, input_gradients
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Structure, Tree, flatten, map_tensors, unflatten
 from ..rules.bundle import Rules
-from ..rules.history import History
-from ..rules.weights import weight_rule, weights_at
+from ..rules.weights import GivenWeights, weight_rule, weights_at
+from .metering import PeakMeter, Scale
 from .micro import Micro
+from .updating import Optimizer, Updater
 
-__all__ = ["Stage", "StageOptions"]
+__all__ = ["Returned", "Stage", "StageOptions"]
 
-Optimizer = torch.optim.Optimizer
 Gradients = list[Tensor | None]
+#: Every so many micro-batches a reversible stage keeps its true input, to see how well it is reconstructed.
+PROBE_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -43,61 +47,87 @@ class StageOptions:
     seed: int = 0
 
 
+class Returned(NamedTuple):
+    """What a backward hands down: one gradient per tensor of the stage's input, and that input if asked for."""
+
+    gradients: Gradients
+    inputs: Tree = None
+
+
 @dataclass(slots=True)
 class _Kept:
     """What a forward leaves behind for its backward."""
 
     micro: Micro
     version: int
-    nbytes: int
     inputs: list[Tensor]
     spec: Structure
+    nbytes: int = 0
     outputs: list[Tensor] | None = None
     pending: Pending | None = None
+    weights: list[Tensor] | None = None
+    probe: Tree = None
 
     @property
-    def has_graph(self) -> bool:
-        return self.outputs is not None or self.pending is not None
+    def needs_old_weights(self) -> bool:
+        return self.outputs is not None or self.pending is not None or self.weights is not None
 
 
 class Stage:
-    """One stage of the network with its optimizer, its rules, and what it keeps for batches under way."""
+    """One stage of the network with its optimizer, its rules, and what it keeps for batches under way.
 
-    def __init__(self, index: int, stages: int, module: nn.Module, rules: Rules, options: StageOptions) -> None:
+    **Arguments:**
+
+    - `index`, `stages`: its place.
+    - `delay`: most updates that pass between its forward and its backward.
+    - `hands_down_input`: whether the stage below reconstructs its input and needs this stage's to do so.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        stages: int,
+        module: nn.Module,
+        rules: Rules,
+        options: StageOptions,
+        *,
+        delay: int = 0,
+        hands_down_input: bool = False,
+    ) -> None:
         self.index = index
         self.first = index == 0
         self.last = index == stages - 1
         self.module = module
         self.rules = rules
         self.options = options
-        self.version = self.seen = 0
+        self.reverses = reverses(rules, index, stages, module)
+        self.recomputes = rules.activations != "graph" and not self.last and not self.reverses
         self.params = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer = options.optimizer(self.params) if self.params else None
-        self.scheduler = options.lr_scheduler(self.optimizer) if options.lr_scheduler and self.optimizer else None
-        self.lr_factor = rules.step_decay ** (stages - 1 - index)
+        self.updater = Updater(
+            self.params,
+            rules,
+            options.optimizer,
+            options.lr_scheduler,
+            delay=delay,
+            factor=rules.step_decay ** (stages - 1 - index),
+            lr_scale=options.lr_scale,
+            clip_grad_norm=options.clip_grad_norm,
+        )
         self.weights = weight_rule(rules.weights, self.params)
-        self.history = self.fresh_history()
-        self.recomputes = rules.activations == "input" and not self.last
         self.loss: float | None = None
+        self.seen = 0
         self.kept_bytes = self.peak_bytes = self.peak_versions = 0
+        self.reconstruction_error = 0.0
+        self._hands_down_input = hands_down_input
         self._kept: dict[int, _Kept] = {}
-        self._previous: list[Tensor] = []
-        self._predicted: list[Tensor] | None = None
         self._statistics = frozen_statistics(module)
-        self._graph_bytes: dict[tuple[Any, ...], int] = {}
+        self._weighed: dict[tuple[Any, ...], int] = {}
         self._batches = 0
 
-    def fresh_history(self) -> History:
-        """An empty record of what the predictor wants to know about past updates."""
-        predictor = self.rules.predictor
-        if predictor is None or self.optimizer is None:
-            return History(self.params, frozenset())
-        return predictor.history(self.params, self.optimizer)
-
-    def forget_past(self) -> None:
-        """Drop what is known of earlier weights, so that a continued and a resumed run go on alike."""
-        self.history = self.fresh_history()
-        self._previous = []
+    @property
+    def version(self) -> int:
+        """Updates made so far."""
+        return self.updater.version
 
     # ---------------------------------------------------------------- forward
 
@@ -107,23 +137,30 @@ class Stage:
         **Returns:** the detached output, or at the last stage `None` (the loss is in `self.loss`).
         """
         leaves, spec = flatten(inputs)
-        leaves = [t.detach() for t in leaves]
-        kept = _Kept(micro, self.version, 0, leaves, spec)
-        if self.recomputes:
-            with torch.no_grad(), self._forward_weights(micro, reuse=True), self._statistics:
-                outputs = self._run(micro, leaves, spec)
-            kept.nbytes = sum(t.nbytes for t in leaves)
+        kept = _Kept(micro, self.version, [t.detach() for t in leaves], spec)
+        if self.recomputes or self.reverses:
+            with torch.no_grad(), self._forward_weights(kept), self._uncounted("forward"):
+                outputs = self._run(kept)
+            self._keep_little(kept)
         else:
-            with self._forward_weights(micro, reuse=False), self._recording(kept):
+            with self._forward_weights(kept), self._recording(kept):
                 outputs = self._run_with_graph(kept, target)
         self._kept[micro.id] = kept
         self._count(kept.nbytes)
         return None if self.last else map_tensors(Tensor.detach, outputs)
 
-    def _run(self, micro: Micro, leaves: list[Tensor], spec: Structure, target: Tree = None) -> Tree:
+    def _keep_little(self, kept: _Kept) -> None:
+        if self.recomputes:
+            kept.nbytes = sum(t.nbytes for t in kept.inputs)
+            return
+        if kept.micro.id % PROBE_EVERY == 0:
+            kept.probe = unflatten(kept.spec, kept.inputs)
+        kept.inputs = []
+
+    def _run(self, kept: _Kept, target: Tree = None) -> Tree:
         """Evaluate the module, and at the last stage the loss."""
-        with replayable(self.options.seed, self.index, micro.id), self._autocast():
-            outputs = self.module(unflatten(spec, leaves))
+        with replayable(self.options.seed, self.index, kept.micro.id), self._autocast():
+            outputs = self.module(unflatten(kept.spec, kept.inputs))
             return self.options.loss_fn(outputs, target) if self.last else outputs
 
     def _run_with_graph(self, kept: _Kept, target: Tree = None) -> Tree:
@@ -131,7 +168,7 @@ class Stage:
             for t in kept.inputs:
                 if t.is_floating_point():
                     t.requires_grad_()
-        outputs = self._run(kept.micro, kept.inputs, kept.spec, target)
+        outputs = self._run(kept, target)
         if self.last:
             outputs = self._checked_loss(outputs, kept.micro)
         kept.outputs = flatten(outputs)[0]
@@ -140,102 +177,145 @@ class Stage:
     def _checked_loss(self, loss: Tensor, micro: Micro) -> Tensor:
         self.loss = value = float(loss.detach())
         if not math.isfinite(value):
-            lr = self.optimizer.param_groups[0]["lr"] if self.optimizer else 0.0
+            optimizer = self.updater.optimizer
+            lr = optimizer.param_groups[0]["lr"] if optimizer else 0.0
             raise NonFiniteLoss(
-                f"the loss of {micro} is {value} (stage {self.index}, after {self.version} updates, lr {lr:g}). "
-                "Lower the learning rate, clip gradients (clip_grad_norm=1.0), or, under a delayed method, raise microbatches."
+                f"the loss of {micro} is {value} (stage {self.index}, after {self.version} updates, lr {lr:g}). Lower "
+                "the learning rate, clip gradients (clip_grad_norm=1.0), or, under a delayed method, raise microbatches."
             )
         return loss if micro.scale == 1.0 else loss * micro.scale
 
     @contextmanager
-    def _forward_weights(self, micro: Micro, *, reuse: bool) -> Iterator[None]:
+    def _forward_weights(self, kept: _Kept) -> Iterator[None]:
         """Show the forward the weights its method wants: current, older by `lag`, or predicted."""
-        ahead = micro.update - self.version
-        predictor = self.rules.predictor
+        ahead = kept.micro.update - self.version
+        stashes = self.rules.weights == "stash" and (self.recomputes or self.reverses)
+        values: list[Tensor] | None
         self.seen = self.version
-        if self.rules.lag and ahead < self.rules.lag and self._previous:
-            values = self._previous
+        if self.rules.lag and ahead < self.rules.lag and self.updater.previous:
+            values = self.updater.previous
             self.seen -= 1
-        elif predictor is not None and ahead > 0 and self.optimizer is not None:
-            out = self._predicted if reuse else None
-            values = predictor.predict(
-                self.params, self.optimizer, ahead, self.history, out=out, lr_scale=self._lr_scale()
-            )
-            if reuse:
-                self._predicted = values
         else:
-            yield
-            return
-        with weights_at(self.params, values):
+            values = self.updater.predicted(ahead, reuse=self.recomputes and not stashes)
+        if stashes:
+            kept.weights = values or [p.data for p in self.params]
+        with weights_at(self.params, values) if values is not None else nullcontext():
             yield
 
     @contextmanager
     def _recording(self, kept: _Kept) -> Iterator[None]:
         """Keep the graph under the weight rule; the first graph of each input shape is weighed."""
         shapes = tuple((t.shape, t.dtype) for t in kept.inputs)
-        known = self._graph_bytes.get(shapes)
-        if known is not None:
-            with self.weights.recording():
-                yield
-            kept.nbytes = known
-            return
-        storages: dict[int, int] = {}
-
-        def weigh(t: Tensor) -> None:
-            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-
-        owned = {t.untyped_storage().data_ptr() for t in [*self.module.parameters(), *self.module.buffers()]}
-        with self.weights.recording(weigh):
+        known = self._weighed.get(shapes)
+        scale = Scale([*self.module.parameters(), *self.module.buffers()]) if known is None else None
+        with self.weights.recording(scale):
             yield
-        for t in [*kept.inputs, *(kept.outputs or [])]:
-            weigh(t)
-        kept.nbytes = self._graph_bytes[shapes] = sum(n for ptr, n in storages.items() if ptr not in owned)
+        if scale is not None:
+            for t in [*kept.inputs, *(kept.outputs or [])]:
+                scale(t)
+            known = self._weighed[shapes] = scale.total
+        kept.nbytes = known or 0
 
     # --------------------------------------------------------------- backward
 
-    def backward(self, micro: Micro, cotangent: Gradients | None = None) -> Gradients | None:
+    def backward(self, micro: Micro, cotangent: Gradients | None = None, outputs: Tree = None) -> Returned:
         """Take one micro-batch backward; gradients of the weights add up in `.grad`.
 
-        **Arguments:** `cotangent`: one gradient (or `None`) per tensor of the stage's output.
+        **Arguments:**
 
-        **Returns:** one per tensor of the stage's input; `None` from the first stage.
+        - `cotangent`: one gradient (or `None`) per tensor of the stage's output.
+        - `outputs`: the output itself, which a reversible stage starts from.
         """
-        kept, outputs, grads = self._prepare_backward(micro, cotangent)
-        if outputs:
-            torch.autograd.backward(outputs, grads)
+        kept = self._kept[micro.id]
+        with self._backward_weights(kept):
+            if self.reverses:
+                returned = self._reverse(kept, outputs, cotangent or [])
+            else:
+                roots, grads = self._roots(kept, cotangent)
+                if roots:
+                    torch.autograd.backward(roots, grads)
+                returned = self._hand_down(kept, [t.grad for t in kept.inputs])
         self._forget(kept)
-        return None if self.first else [t.grad for t in kept.inputs]
+        return returned
 
-    def backward_input(self, micro: Micro, cotangent: Gradients | None = None) -> Gradients | None:
+    def backward_input(self, micro: Micro, cotangent: Gradients | None = None, outputs: Tree = None) -> Returned:
         """First half of a backward: only the gradient of the stage's input; the weights' half can wait."""
-        kept, outputs, grads = self._prepare_backward(micro, cotangent)
-        wanted = [t for t in kept.inputs if t.requires_grad]
-        found, kept.pending = input_gradients(outputs, grads, wanted, self.params)
-        kept.outputs = None
+        kept = self._kept[micro.id]
+        with self._backward_weights(kept):
+            roots, grads = self._roots(kept, cotangent)
+            wanted = [t for t in kept.inputs if t.requires_grad]
+            found, kept.pending = input_gradients(roots, grads, wanted, self.params)
+            kept.outputs = None
         results = iter(found)
-        return None if self.first else [next(results) if t.requires_grad else None for t in kept.inputs]
+        return self._hand_down(kept, [next(results) if t.requires_grad else None for t in kept.inputs])
 
     def backward_weights(self, micro: Micro) -> None:
         """Second half of a backward: add the gradients of the weights."""
         kept = self._kept[micro.id]
         assert kept.pending is not None
-        kept.pending.weight_gradients()
+        with self._backward_weights(kept):
+            kept.pending.weight_gradients()
         self._forget(kept)
 
-    def _prepare_backward(self, micro: Micro, cotangent: Gradients | None) -> tuple[_Kept, list[Tensor], Gradients]:
-        kept = self._kept[micro.id]
+    def _roots(self, kept: _Kept, cotangent: Gradients | None) -> tuple[list[Tensor], Gradients]:
+        """Where the backward starts: outputs that depend on something, with their gradients."""
         if self.recomputes:
             self.kept_bytes -= kept.nbytes
-            with self._recording(kept):
+            with self._recording(kept), self._uncounted("backward"):
                 self._run_with_graph(kept)
             self._count(kept.nbytes)
         assert kept.outputs is not None
         if self.last:
-            return kept, kept.outputs, [None]
+            return kept.outputs, [None]
         assert cotangent is not None
         pairs = [(y, g) for y, g in zip(kept.outputs, cotangent, strict=True) if g is not None and y.requires_grad]
-        shrink = self.rules.shrink
-        return kept, [y for y, _ in pairs], [g if shrink == 1.0 else g * shrink for _, g in pairs]
+        return [y for y, _ in pairs], [self._shrunk(g) for _, g in pairs]
+
+    def _shrunk(self, gradient: Tensor) -> Tensor:
+        return gradient if self.rules.shrink == 1.0 else gradient * self.rules.shrink
+
+    def _reverse(self, kept: _Kept, outputs: Tree, cotangent: Gradients) -> Returned:
+        """Compute the input from the output and differentiate on the way, block by block."""
+        tensors, structure = flatten(outputs)
+        gradient = unflatten(
+            structure,
+            [torch.zeros_like(t) if g is None else self._shrunk(g) for t, g in zip(tensors, cotangent, strict=True)],
+        )
+        shapes = tuple((t.shape, t.dtype) for t in tensors)
+        known = self._weighed.get(shapes)
+        meter = PeakMeter([*self.module.parameters(), *self.module.buffers()]) if known is None else None
+        with (
+            replayable(self.options.seed, self.index, kept.micro.id),
+            self._autocast(),
+            meter.measuring() if meter is not None else nullcontext(),
+        ):
+            inputs, gradients = invert_and_differentiate(self.module, outputs, gradient, bn=self.rules.statistics)
+        if meter is not None:
+            known = self._weighed[shapes] = meter.peak
+        self.peak_bytes = max(self.peak_bytes, self.kept_bytes + (known or 0))
+        if kept.probe is not None:
+            self.reconstruction_error = max(self.reconstruction_error, relative_error(inputs, kept.probe))
+        return Returned(flatten(gradients)[0], inputs if self._hands_down_input else None)
+
+    def _hand_down(self, kept: _Kept, gradients: Gradients) -> Returned:
+        if self.first:
+            return Returned([])
+        inputs = None
+        if self._hands_down_input:
+            inputs = unflatten(kept.spec, [t.detach() for t in kept.inputs])
+        return Returned(gradients, inputs)
+
+    @contextmanager
+    def _backward_weights(self, kept: _Kept) -> Iterator[None]:
+        """Show the backward the weights its method wants; without a kept graph, by moving pointers around it."""
+        values = kept.weights
+        if self.rules.weights == "average":
+            past = self.updater.past(self.version - kept.version)
+            if isinstance(self.weights, GivenWeights):
+                self.weights.given = past
+            values = past if self.recomputes or self.reverses else None
+        with weights_at(self.params, values) if values is not None else nullcontext():
+            yield
 
     def _forget(self, kept: _Kept) -> None:
         del self._kept[kept.micro.id]
@@ -247,56 +327,27 @@ class Stage:
         self.kept_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.kept_bytes)
 
+    def _uncounted(self, now: str) -> AbstractContextManager[Any]:
+        """Two passes see each micro-batch; batch norm counts it in one of them."""
+        return nullcontext() if self.rules.statistics == now else self._statistics
+
     # ----------------------------------------------------------------- update
 
     def update(self) -> None:
         """Apply the gradients collected since the last update."""
         batches, self._batches = self._batches, 0
-        if self.optimizer is not None:
-            if self.rules.lag:
-                self._previous = [p.data for p in self.params]
-            if self.rules.lag or any(kept.has_graph for kept in self._kept.values()):
-                self.weights.release()
-            grads = [p.grad for p in self.params if p.grad is not None]
-            if batches > 1 and self.rules.average:
-                torch._foreach_div_(grads, float(batches))
-            if self.options.clip_grad_norm is not None:
-                nn.utils.clip_grad_norm_(self.params, self.options.clip_grad_norm)
-            self.history.before_step(self.params)
-            with self._scaled_lr(self.optimizer):
-                self.optimizer.step()
-            self.history.after_step(self.params)
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.scheduler is not None:
-                self.scheduler.step()
-        self.version += 1
-        old = {kept.version for kept in self._kept.values() if kept.has_graph}
-        self.peak_versions = max(self.peak_versions, len(old) if self.rules.weights == "stash" else 0)
+        waiting = [kept for kept in self._kept.values() if kept.needs_old_weights]
+        previous = [p.data for p in self.params] if self.rules.lag else []
+        if waiting or self.rules.lag:
+            self.weights.release()
+        self.updater.step(batches, previous)
+        if self.rules.weights == "stash":
+            self.peak_versions = max(self.peak_versions, len({kept.version for kept in waiting}))
 
     @property
     def unapplied(self) -> bool:
         """Whether gradients of complete batches wait for an update."""
         return self._batches > 0
-
-    def _lr_scale(self) -> float:
-        extra = self.options.lr_scale(self.version) if self.options.lr_scale else 1.0
-        return self.lr_factor * extra
-
-    @contextmanager
-    def _scaled_lr(self, optimizer: Optimizer) -> Iterator[None]:
-        """Multiply the learning rate for one step only, so that any scheduler keeps working on the user's numbers."""
-        factor = self._lr_scale()
-        if factor == 1.0:
-            yield
-            return
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * factor
-        try:
-            yield
-        finally:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
 
     # ------------------------------------------------------------- evaluation
 
@@ -313,3 +364,10 @@ class Stage:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cpu", torch.bfloat16) if self.options.precision == "bf16" else nullcontext()
+
+
+def reverses(rules: Rules, index: int, stages: int, module: nn.Module) -> bool:
+    """Whether this stage computes its input back from its output instead of keeping it."""
+    return (
+        rules.activations == "reverse" and index < stages - 1 and index not in rules.store and is_reversible(module)
+    )

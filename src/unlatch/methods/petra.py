@@ -1,0 +1,81 @@
+"""PETRA: asynchronous pipelines of reversible stages that keep neither activations nor old weights (Rivaud et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ConfigError
+from ..rules.bundle import Rules
+from ..schedule import Schedule, one_f_one_b_async, ticked
+from .base import Delayed, register
+
+__all__ = ["PETRA", "buffer_settings"]
+
+
+@register
+@dataclass(frozen=True)
+class PETRA(Delayed):
+    """Reversible stages invert their output with their current weights; other stages keep a queue of inputs.
+
+    The inverse is approximate, since the weights have moved on since the forward; how far off it is, is measured.
+
+    **Arguments:**
+
+    - `inputs`: `"reverse"` computes a reversible stage's input from its output; `"store"` keeps it (then this is DSP).
+    - `weights`: `"current"` weights in the backward, a `"stash"` of the forward's, or a moving-`"average"`
+      reconstruction of those.
+    - `order`: `"ticked"` with delay 2(J-j), or `"1f1b"` with half of it.
+    - `bn`: the pass that updates running statistics; `"backward"` as in the paper.
+    - `store`: stages that keep their input although they are reversible.
+
+    >>> PETRA().gaps(3), PETRA(order="1f1b").gaps(3)
+    ((4, 2, 0), (2, 1, 0))
+    """
+
+    inputs: Literal["reverse", "store"] = "reverse"
+    weights: Literal["current", "stash", "average"] = "current"
+    order: Literal["ticked", "1f1b"] = "ticked"
+    bn: Literal["forward", "backward"] = "backward"
+    store: tuple[int, ...] = ()
+
+    name = "petra"
+    summary = "ticked, delay 2(K-k), reversible stages keep nothing"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = {
+            "inputs": ("reverse", "store"),
+            "weights": ("current", "stash", "average"),
+            "order": ("ticked", "1f1b"),
+            "bn": ("forward", "backward"),
+        }
+        for option, allowed in choices.items():
+            if getattr(self, option) not in allowed:
+                raise ConfigError(f"petra: {option} must be one of {', '.join(allowed)}, got {getattr(self, option)!r}")
+        object.__setattr__(self, "store", tuple(self.store))
+
+    def schedule(self, stages: int) -> Schedule:
+        return ticked(stages) if self.order == "ticked" else one_f_one_b_async(stages)
+
+    def rules(self) -> Rules:
+        return self._rules(
+            activations="reverse" if self.inputs == "reverse" else "input",
+            weights=self.weights,
+            statistics=self.bn,
+            store=self.store,
+        )
+
+
+def buffer_settings() -> dict[str, PETRA]:
+    """The four settings of the paper's ablation: what is stored per batch under way, inputs, weights, both or neither.
+
+    >>> list(buffer_settings())
+    ['inputs+weights', 'inputs', 'weights', 'nothing']
+    """
+    return {
+        "inputs+weights": PETRA(inputs="store", weights="stash"),
+        "inputs": PETRA(inputs="store"),
+        "weights": PETRA(weights="stash"),
+        "nothing": PETRA(),
+    }
