@@ -1,0 +1,79 @@
+"""What tests run on ranks. Ranks are fresh interpreters, so these are importable functions with picklable arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+import unlatch
+from small_nets import CONV_SPLITS, conv_net, images
+
+Outcome = dict[str, Any]
+
+
+def falling(update: int) -> float:
+    """A learning rate that changes at every update."""
+    return 1.0 / (1.0 + 0.1 * update)
+
+
+def momentum_sgd(params: list[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
+
+
+def plain_sgd(params: list[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def falling_lr(optimizer: Optimizer) -> LambdaLR:
+    return LambdaLR(optimizer, falling)
+
+
+def copied_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: t.detach().clone() for name, t in module.state_dict().items()}
+
+
+def conv_run(method: Any, stages: int, **options: Any) -> unlatch.Run:
+    """A run of `conv_net` with everything switched on: momentum, decay, lr schedule, clipping."""
+    settings: dict[str, Any] = {
+        "loss_fn": nn.functional.cross_entropy,
+        "optimizer": momentum_sgd,
+        "lr_scheduler": falling_lr,
+        "clip_grad_norm": 0.5,
+        "split": CONV_SPLITS[stages],
+        "seed": 3,
+    }
+    return unlatch.parallelize(conv_net(), method, stages=stages, **{**settings, **options})
+
+
+def train_conv(method: Any, stages: int, sizes: tuple[int, ...] = (12, 12, 12, 12, 12, 5), **options: Any) -> Outcome:
+    """Train on these batches and tell everything that must not depend on where it ran."""
+    data, held_out = images(list(sizes)), images([7, 7, 3], seed=2)
+    with conv_run(method, stages, **options) as run:
+        evaluations = [run.evaluate(held_out)]
+        steps = []
+        for number, (x, y) in enumerate(data):
+            steps.append(run.step(x, y))
+            if number == 2:
+                evaluations.append(run.evaluate(held_out))
+        steps += run.flush()
+        evaluations.append(run.evaluate(held_out))
+        state = copied_state(run.module())
+    return {"steps": [(s.step, s.batch, s.loss) for s in steps], "evaluations": evaluations, "state": state}
+
+
+def train_conv_each(method: str, stage_counts: tuple[int, ...]) -> dict[int, Outcome]:
+    return {stages: train_conv(method, stages) for stages in stage_counts}
+
+
+def differences(one: Outcome, other: Outcome) -> list[str]:
+    """What is not the same, bit for bit."""
+    found = [key for key in one if key != "state" and one[key] != other[key]]
+    states = one["state"], other["state"]
+    if states[0].keys() != states[1].keys():
+        found.append("names of the state")
+    found += [name for name, t in states[0].items() if not torch.equal(t, states[1][name])]
+    return found
