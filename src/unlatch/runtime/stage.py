@@ -114,6 +114,8 @@ class Stage:
             clip_grad_norm=options.clip_grad_norm,
         )
         self.weights = weight_rule(rules.weights, self.params)
+        # A single stage waits for nobody, so it has no reason to be behind.
+        self.lag = rules.lag if stages > 1 else 0
         self.loss: float | None = None
         self.seen = 0
         self.kept_bytes = self.peak_bytes = self.peak_versions = 0
@@ -181,7 +183,7 @@ class Stage:
             lr = optimizer.param_groups[0]["lr"] if optimizer else 0.0
             raise NonFiniteLoss(
                 f"the loss of {micro} is {value} (stage {self.index}, after {self.version} updates, lr {lr:g}). Lower "
-                "the learning rate, clip gradients (clip_grad_norm=1.0), or, under a delayed method, raise microbatches."
+                "the learning rate, clip gradients (clip_grad_norm=1.0) or, if the method delays, raise microbatches."
             )
         return loss if micro.scale == 1.0 else loss * micro.scale
 
@@ -192,7 +194,7 @@ class Stage:
         stashes = self.rules.weights == "stash" and (self.recomputes or self.reverses)
         values: list[Tensor] | None
         self.seen = self.version
-        if self.rules.lag and ahead < self.rules.lag and self.updater.previous:
+        if ahead < self.lag and self.updater.previous:
             values = self.updater.previous
             self.seen -= 1
         else:
@@ -295,7 +297,7 @@ class Stage:
         self.peak_bytes = max(self.peak_bytes, self.kept_bytes + (known or 0))
         if kept.probe is not None:
             self.reconstruction_error = max(self.reconstruction_error, relative_error(inputs, kept.probe))
-        return Returned(flatten(gradients)[0], inputs if self._hands_down_input else None)
+        return Returned([*flatten(gradients)[0]], inputs if self._hands_down_input else None)
 
     def _hand_down(self, kept: _Kept, gradients: Gradients) -> Returned:
         if self.first:
@@ -337,8 +339,8 @@ class Stage:
         """Apply the gradients collected since the last update."""
         batches, self._batches = self._batches, 0
         waiting = [kept for kept in self._kept.values() if kept.needs_old_weights]
-        previous = [p.data for p in self.params] if self.rules.lag else []
-        if waiting or self.rules.lag:
+        previous = [p.data for p in self.params] if self.lag else []
+        if waiting or self.lag:
             self.weights.release()
         self.updater.step(batches, previous)
         if self.rules.weights == "stash":
@@ -368,6 +370,4 @@ class Stage:
 
 def reverses(rules: Rules, index: int, stages: int, module: nn.Module) -> bool:
     """Whether this stage computes its input back from its output instead of keeping it."""
-    return (
-        rules.activations == "reverse" and index < stages - 1 and index not in rules.store and is_reversible(module)
-    )
+    return rules.activations == "reverse" and index < stages - 1 and index not in rules.store and is_reversible(module)
