@@ -1,4 +1,4 @@
-"""The main test of the runtime: inline and distributed agree bit for bit in weights, buffers, losses and evaluations."""
+"""The main test of the runtime: inline and distributed agree bit for bit (weights, buffers, losses, evaluations)."""
 
 from __future__ import annotations
 
