@@ -11,14 +11,14 @@ __all__ = ["excerpt"]
 _REACH = 5
 
 
-def excerpt(streams: Sequence[Sequence[Action]], marks: Mapping[int, int]) -> str:
+def excerpt(streams: Sequence[Sequence[Action]], marks: Mapping[int, int], name: str = "stream") -> str:
     """Show the surroundings of `marks` (stream number to position), the position itself in brackets.
 
     >>> from .actions import Kind
     >>> print(excerpt([[Action(Kind.F, 0, 0), Action(Kind.B, 0, 0)]], {0: 1}))
       stream 0:  0F0 [0B0]
     """
-    return "\n".join(f"  stream {number}:  {_window(streams[number], at)}" for number, at in sorted(marks.items()))
+    return "\n".join(f"  {name} {number}:  {_window(streams[number], at)}" for number, at in sorted(marks.items()))
 
 
 def _window(stream: Sequence[Action], at: int) -> str:

@@ -149,7 +149,7 @@ def _around(stages: Streams, stage: int, position: int, batch: int) -> str:
     for other in (stage - 1, stage + 1):
         if 0 <= other < len(stages):
             marks[other] = _first(stages[other], batch)
-    return excerpt(stages, marks)
+    return excerpt(stages, marks, name="stage")
 
 
 def _first(stream: Sequence[Action], batch: int) -> int:
