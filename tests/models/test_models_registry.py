@@ -15,7 +15,8 @@ from unlatch.models import MLP
 
 def test_all_promised_names_are_there() -> None:
     promised = (
-        "mlp resnet20 resnet32 resnet56 resnet110 resnet8 resnet14 resnet18 resnet34 resnet50 wrn28-10 vgg11 vgg16 gpt"
+        "mlp resnet20 resnet32 resnet56 resnet110 resnet8 resnet14 resnet18 resnet34 resnet50 wrn28-10 vgg11 vgg16 gpt "
+        "revnet18 revnet34 revnet50 revnet8 revnet14 revnet20 revnet-fixed irevnet rev-vit rev-gpt"
     )
     assert set(models.names()) == set(promised.split())
 
@@ -51,6 +52,10 @@ def test_options_for_data_of_each_kind() -> None:
     assert models.options_for("vgg16", (3, 32, 32), 10)["head"] == "small"
     assert models.options_for("gpt", (128,), 65) == {"vocabulary": 65, "context": 128}
     assert models.options_for("some.where:model", (128,), 65) == {}
+    assert models.options_for("revnet34", (3, 32, 32), 10) == {"in_channels": 3, "classes": 10, "stem": "small"}
+    assert models.options_for("revnet20", (1, 8, 8), 10) == {"in_channels": 1, "classes": 10}
+    assert models.options_for("rev-vit", (1, 28, 28), 10) == {"in_channels": 1, "classes": 10, "image": 28}
+    assert models.options_for("rev-gpt", (128,), 65) == {"vocabulary": 65, "context": 128}
 
 
 def test_model_and_data_of_different_kinds_are_refused() -> None:
@@ -58,6 +63,8 @@ def test_model_and_data_of_different_kinds_are_refused() -> None:
         models.options_for("resnet18", (128,), 65)
     with pytest.raises(ConfigError, match=r"takes sequences .* shape \(3, 32, 32\)"):
         models.options_for("gpt", (3, 32, 32), 10)
+    with pytest.raises(ConfigError, match=r"takes square images, the data are of shape \(3, 32, 24\)"):
+        models.options_for("rev-vit", (3, 32, 24), 10)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from .gpt import GPT
 from .mlp import MLP
 from .resnet import resnet18, resnet34, resnet50
 from .resnet_cifar import CifarResNet
+from .reversible import REVERSIBLE_MODELS
 from .vgg import VGG
 from .wide_resnet import WideResNet
 
@@ -45,11 +46,25 @@ def _flat(shape: Sequence[int], classes: int) -> dict[str, Any]:
     return {"widths": (math.prod(shape), 128, 128, 128, classes)}
 
 
+def _patches(shape: Sequence[int], classes: int) -> dict[str, Any]:
+    options = _image(shape, classes)
+    if shape[1] != shape[2]:
+        raise ConfigError(f"this model takes square images, the data are of shape {tuple(shape)}")
+    return {**options, "image": shape[1]}
+
+
 def _text(shape: Sequence[int], classes: int) -> dict[str, Any]:
     if len(shape) != 1:
         raise ConfigError(f"this model takes sequences of tokens (length,), the data are of shape {tuple(shape)}")
     return {"vocabulary": classes, "context": shape[0]}
 
+
+#: How reversible models suit data, where it is not by channels and classes alone.
+_SUITS: dict[str, Callable[[Sequence[int], int], dict[str, Any]]] = {
+    **{name: partial(_sized, "stem") for name in ("revnet18", "revnet34", "revnet50")},
+    "rev-vit": _patches,
+    "rev-gpt": _text,
+}
 
 _MODELS: dict[str, _Entry] = {
     "mlp": _Entry(MLP, _flat),
@@ -61,6 +76,7 @@ _MODELS: dict[str, _Entry] = {
     "vgg11": _Entry(partial(VGG, 11), partial(_sized, "head")),
     "vgg16": _Entry(partial(VGG, 16), partial(_sized, "head")),
     "gpt": _Entry(GPT, _text),
+    **{name: _Entry(make, _SUITS.get(name, _image)) for name, make in REVERSIBLE_MODELS.items()},
 }
 
 

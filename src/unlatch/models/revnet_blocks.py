@@ -138,16 +138,20 @@ def stem(kind: str, in_channels: int, width: int) -> nn.Sequential:
 
     **Arguments:**
 
-    - `kind`: `"imagenet"` (7x7 of stride 2 and 2x2 pooling: a quarter of the size) or `"small"` (3x3, full size).
+    - `kind`: `"imagenet"` (7x7 of stride 2 and 2x2 pooling: a quarter of the size), `"half"` (3x3 of stride 2), or
+      `"small"` (3x3, full size).
 
     >>> import torch
     >>> stem("imagenet", 3, 8)(torch.zeros(1, 3, 64, 64))[0].shape
     torch.Size([1, 8, 16, 16])
     """
-    if kind not in ("imagenet", "small"):
-        raise ConfigError(f"unknown stem {kind!r}: expected 'imagenet' (a quarter of the size) or 'small' (full size)")
+    shapes = {"imagenet": (7, 2), "half": (3, 2), "small": (3, 1)}
+    if kind not in shapes:
+        raise ConfigError(
+            f"unknown stem {kind!r}: expected 'imagenet' (a quarter of the size), 'half' (half) or 'small' (full size)"
+        )
     parts: OrderedDict[str, nn.Module] = OrderedDict(
-        conv=_conv(in_channels, 2 * width, 7, 2) if kind == "imagenet" else _conv(in_channels, 2 * width, 3),
+        conv=_conv(in_channels, 2 * width, *shapes[kind]),
         norm=nn.BatchNorm2d(2 * width),
         relu=nn.ReLU(inplace=True),
     )

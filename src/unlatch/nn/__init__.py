@@ -1,17 +1,44 @@
-"""What training by stages needs from a network: blocks, trees of tensors, replayable randomness, split backward."""
+"""What training by stages needs from a network: blocks, trees of tensors, replayable randomness, couplings."""
 
 from __future__ import annotations
 
 from .chain import Block, Model, StageChain, aliases, as_module, chain, cut, stage_of_blocks, stage_starts, state_names
 from .chain_check import check_chain
 from .randomness import mixed_seed, replayable
+from .reversible import (
+    Coupling,
+    Merge,
+    Permutation,
+    RevBlock,
+    ReversibleChain,
+    Segment,
+    SpaceToDepth,
+    Split,
+    Streams,
+    check_inverse,
+    check_reversible,
+    invert,
+    invert_and_differentiate,
+    is_reversible,
+    reversible,
+    segments,
+)
 from .statistics import frozen_statistics
 from .tree import Structure, Tree, batch_size, flatten, map_tensors, split_batch, tree_bytes, unflatten
 
 __all__ = [
     "Block",
+    "Coupling",
+    "Merge",
     "Model",
+    "Permutation",
+    "RevBlock",
+    "ReversibleChain",
+    "Segment",
+    "SpaceToDepth",
+    "Split",
     "StageChain",
+    "Streams",
     "Structure",
     "Tree",
     "aliases",
@@ -19,12 +46,19 @@ __all__ = [
     "batch_size",
     "chain",
     "check_chain",
+    "check_inverse",
+    "check_reversible",
     "cut",
     "flatten",
     "frozen_statistics",
+    "invert",
+    "invert_and_differentiate",
+    "is_reversible",
     "map_tensors",
     "mixed_seed",
     "replayable",
+    "reversible",
+    "segments",
     "split_batch",
     "stage_of_blocks",
     "stage_starts",
