@@ -134,9 +134,10 @@ def recursion(
                 sums[k][n] = sums[k][n] + g if n in sums[k] else g
         if (i + 1) % per_update == 0:
             for k in range(count):
-                stepped = {n: rates[k].step(path.weights[k][-1][n], velocities[k][-1][n], g) for n, g in sums[k].items()}
-                path.weights[k].append({n: w for n, (w, _) in stepped.items()})
-                velocities[k].append({n: v for n, (_, v) in stepped.items()})
+                w, v = path.weights[k][-1], velocities[k][-1]
+                stepped = {n: rates[k].step(w[n], v[n], g) for n, g in sums[k].items()}
+                path.weights[k].append({n: new for n, (new, _) in stepped.items()})
+                velocities[k].append({n: new for n, (_, new) in stepped.items()})
                 applied[k].append(sums[k])
                 sums[k] = {}
     return path

@@ -73,7 +73,9 @@ def check(name, stages, sgd, steps=9, tolerance=0.0, **options):
     method = get(name, **{"microbatches": 1, **options})
     data = batches(steps * method.accumulate)
     model = net(stages)
-    truth = expected(copy.deepcopy(model), method, stages, data, sgd, predict=predict, gamma=method.gamma, beta=method.beta)
+    truth = expected(
+        copy.deepcopy(model), method, stages, data, sgd, predict=predict, gamma=method.gamma, beta=method.beta
+    )
     losses = train(model, method, stages, data, sgd)
     for k, part in enumerate(model):
         for key, value in truth.weights[k][-1].items():

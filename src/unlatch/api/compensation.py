@@ -52,8 +52,8 @@ def choose_compensation(
     chosen = min(m for m, rate in rates.items() if rate >= (1 - TOLERANCE) * best)
     measured = ", ".join(f"{m}: {rate:.0f}/s" for m, rate in rates.items())
     return chosen, (
-        f"batch compensation: {chosen} batch(es) of {size} as one, the smallest within {TOLERANCE:.0%} of the best throughput "
-        f"of the slowest stage (samples per second by count: {measured})"
+        f"batch compensation: {chosen} batch(es) of {size} as one, the smallest count within {TOLERANCE:.0%} of the "
+        f"best throughput of the slowest stage (samples per second by count: {measured})"
     )
 
 

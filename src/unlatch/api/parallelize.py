@@ -88,7 +88,8 @@ def parallelize(
     chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
     chosen.schedule(stages)
     blocks = chain(model)
-    plan = world.broadcast(plan or _plan(blocks, chosen, stages, split, sample, precision, world))
+    if plan is None:
+        plan = _plan(blocks, chosen, stages, split, sample, precision, world)
     check_chain(blocks, model, plan.starts, sample[0] if sample is not None else None)
     chosen, note = _decide_compensation(chosen, blocks, plan, sample, loss_fn, world)
     options = StageOptions(
@@ -104,6 +105,8 @@ def parallelize(
     _handshake(world, chosen, plan, seed, model)
     run = _build(model, chosen, blocks, plan, options, homes, world, stall_limit, loss_reduction == "mean")
     run.notes += [n for n in (plan.note, note) if n]
+    if run.advice is not None and run.advice.warning is not None and world.rank == 0:
+        log.warning("%s", run.advice.warning)
     return run
 
 
@@ -128,16 +131,14 @@ def _plan(
     stages: int,
     split: Literal["auto"] | Sequence[str],
     sample: tuple[Tree, Tree] | None,
-    precision: str,
+    precision: Literal["fp32", "bf16"],
     world: World,
-) -> Plan | None:
+) -> Plan:
     """Only rank 0 measures: two measurements never agree, and all ranks must cut alike."""
-    if world.rank != 0:
-        return None
     costs = None
-    if split == "auto" and sample is not None and 1 < stages < len(blocks):
+    if world.rank == 0 and split == "auto" and sample is not None and 1 < stages < len(blocks):
         costs = profile(blocks, sample[0], precision=precision)
-    return make_plan(blocks, stages, costs=costs, recompute=method.recomputes, split=split)
+    return world.broadcast(make_plan(blocks, stages, costs=costs, recompute=method.recomputes, split=split))
 
 
 def _decide_compensation(
@@ -155,13 +156,19 @@ def _decide_compensation(
 
 def _handshake(world: World, method: Method, plan: Plan, seed: int, model: Model) -> None:
     """All ranks must mean the same run; the difference is named before anything is trained."""
-    facts = {"method": repr(method), "stages": plan.starts, "seed": seed, "torch": torch.__version__, "initial weights": _fingerprint(model)}
+    facts = {
+        "method": repr(method),
+        "stages": plan.starts,
+        "seed": seed,
+        "torch": torch.__version__,
+        "initial weights": _fingerprint(model),
+    }
     for rank, others in enumerate(world.gather(facts)):
         for what, mine in facts.items():
             if others[what] != mine:
                 raise ConfigError(
-                    f"ranks {world.rank} and {rank} disagree on {what}: {mine} here, {others[what]} there. Run the same "
-                    "program everywhere and build the model from one seed (torch.manual_seed) on every rank."
+                    f"ranks {world.rank} and {rank} disagree on {what}: {mine} here, {others[what]} there. Run the "
+                    "same program everywhere and build the model from one seed (torch.manual_seed) on every rank."
                 )
 
 
@@ -170,7 +177,7 @@ def _fingerprint(model: Model) -> str:
     for name, t in as_module(model).state_dict().items():
         digest.update(name.encode())
         if isinstance(t, Tensor):
-            digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -208,12 +215,16 @@ def _build(
     def forward_to(message: Message) -> None:
         links[world.rank + (1 if message.stage > mine[-1] else -1)].send(message)
 
-    mail = Mail(mine, forward_to=forward_to)
+    schedule = method.schedule(stages)
+    parts_per_batch = method.microbatches if method.microbatches != "auto" else 1
+    # Each forward under way is paid back by a backward; evaluation has at most one batch per rank under way.
+    credits = max(schedule.delay(0) + 1, parts_per_batch, world.size) + 1
+    mail = Mail(mine, credits, forward_to)
     engine = Engine(
         local,
-        method.schedule(stages),
+        schedule,
         mail,
-        microbatches=method.microbatches if method.microbatches != "auto" else 1,
+        microbatches=parts_per_batch,
         accumulate=method.accumulate,
         mean_loss=mean_loss,
     )

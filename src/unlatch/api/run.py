@@ -21,10 +21,11 @@ from ..runtime.engine import Engine, Finished
 from ..runtime.evaluation import evaluate
 from ..runtime.events import Event
 from ..runtime.health import Health
-from ..runtime.stage import Stage, StageOptions
+from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
 from ..runtime.world import World
 from . import snapshot
+from .advice import advise_method
 from .batching import Compensation
 from .statistics import StageStatistics, gather_statistics
 
@@ -90,6 +91,8 @@ class Run:
         self._health = health
         self._compensation = compensation
         self._names = {s.index: state_names(s.module, model) for s in engine.stages.values()}
+        optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
+        self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
         self.epochs = 0
         self.notes: list[str] = []
 
@@ -133,14 +136,15 @@ class Run:
 
         **Arguments:**
 
-        - `loader`: yields `(x, y)`; iterated once per epoch, on the leading rank only. If it has `set_epoch`, that is called.
+        - `loader`: yields `(x, y)`; iterated once per epoch on the leading rank only, after `set_epoch` if it has it.
         - `eval_loader`: evaluated after every epoch, at the newest weights.
         - `on_step`, `on_epoch`: called with each `StepResult` and `Epoch`.
         """
         history = []
         for last in (n == epochs - 1 for n in range(epochs)):
-            if hasattr(loader, "set_epoch"):
-                loader.set_epoch(self.epochs)
+            set_epoch = getattr(loader, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(self.epochs)
             with self._reporting():
                 done = self._one_epoch(loader, last, on_step or _ignore)
             found = self.evaluate(eval_loader) if self._evaluates(eval_loader) else {}
@@ -220,12 +224,13 @@ class Run:
     # ------------------------------------------------------------- checkpoint
 
     def save(self, path: str | Path) -> None:
-        """Empty the pipeline and write a checkpoint that any number of stages, any method and plain PyTorch can read."""
+        """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch."""
         self.flush()
-        snapshot.save(Path(path), self._engine, self._names, self._world, {"epochs": self.epochs, "method": repr(self.method)})
+        loop = {"epochs": self.epochs, "method": repr(self.method)}
+        snapshot.save(Path(path), self._engine, self._names, self._world, loop)
 
     def load(self, path: str | Path, *, optimizer: bool = True) -> None:
-        """Continue from a checkpoint: weights, and unless told otherwise optimizer, learning-rate schedule and counters."""
+        """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters."""
         self.flush()
         loop = snapshot.load(Path(path), self._engine, self._names, self._world, optimizer=optimizer)
         if optimizer:

@@ -105,7 +105,8 @@ def _common(stages: Iterable[Stage]) -> dict[str, Any]:
     """What every stage has alike: hyper-parameters and the learning-rate schedule."""
     for stage in stages:
         if stage.updater.optimizer is not None:
-            groups = [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in stage.updater.optimizer.param_groups]
+            listed = stage.updater.optimizer.param_groups
+            groups = [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in listed]
             schedule = stage.updater.scheduler.state_dict() if stage.updater.scheduler is not None else {}
             kind = type(stage.updater.optimizer).__name__
             return {"kind": kind, "groups": groups, "schedule": {k: v for k, v in schedule.items() if _plain(v)}}
@@ -123,8 +124,8 @@ def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found
     kind = type(stage.updater.optimizer).__name__
     if found.state.get("kind") != kind:
         raise CheckpointMismatch(
-            f"{path} was written with {found.state.get('kind')}, this run uses {kind}: pass optimizer=False to take over "
-            "only the weights"
+            f"{path} was written with {found.state.get('kind')}, this run uses {kind}: pass optimizer=False to take "
+            "over only the weights"
         )
     known = _parameter_names(stage, names)
     stage.updater.optimizer.state.clear()

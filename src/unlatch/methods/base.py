@@ -25,8 +25,8 @@ class Method(ABC):
 
     **Arguments:**
 
-    - `microbatches`: cut every batch into this many parts, with one update per batch. Total batch, gradient and learning
-      rate stay what they were; delays counted in updates shrink. `"auto"` chooses by the method's rule.
+    - `microbatches`: cut every batch into this many parts, with one update per batch. Total batch, gradient and
+      learning rate stay what they were; delays counted in updates shrink. `"auto"` chooses by the method's rule.
     - `accumulate`: batches per update; their gradients are averaged.
     """
 

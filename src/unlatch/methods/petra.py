@@ -1,4 +1,4 @@
-"""PETRA: asynchronous pipelines of reversible stages that keep neither activations nor old weights (Rivaud et al. 2025)."""
+"""PETRA: asynchronous pipelines of reversible stages, without stored activations or weights (Rivaud et al. 2025)."""
 
 from __future__ import annotations
 

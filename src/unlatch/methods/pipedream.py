@@ -56,5 +56,6 @@ class PipeDream2BW(Delayed):
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
         return stages
 
-    def staleness(self, stages: int) -> tuple[float, ...]:
-        return (1.0 if stages > 1 else 0.0,) * stages
+    def gaps(self, stages: int) -> tuple[int, ...]:
+        parts = stages if self.microbatches == "auto" else self.microbatches
+        return (parts * self.accumulate if stages > 1 else 0,) * stages

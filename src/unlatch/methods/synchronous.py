@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..rules.bundle import Rules
-from .. import schedule as orders
+from ..schedule import flushed as orders
+from ..schedule.actions import Schedule
 from .base import Method, register
 
 __all__ = ["BP", "ZBH1", "ZBH2", "GPipe", "OneFOneB"]
@@ -23,7 +24,7 @@ class BP(Method):
     name = "bp"
     summary = "one batch at a time; the reference"
 
-    def schedule(self, stages: int) -> orders.Schedule:
+    def schedule(self, stages: int) -> Schedule:
         return orders.Sequential(stages)
 
     def rules(self) -> Rules:
@@ -49,7 +50,7 @@ class GPipe(_Flushed):
     name = "gpipe"
     summary = "all parts forward, all backward, one update"
 
-    def schedule(self, stages: int) -> orders.Schedule:
+    def schedule(self, stages: int) -> Schedule:
         return orders.GPipe(stages)
 
 
@@ -61,7 +62,7 @@ class OneFOneB(_Flushed):
     name = "1f1b"
     summary = "one forward, one backward, flush; fewer activations than gpipe"
 
-    def schedule(self, stages: int) -> orders.Schedule:
+    def schedule(self, stages: int) -> Schedule:
         return orders.OneFOneB(stages)
 
 
@@ -73,7 +74,7 @@ class ZBH1(_Flushed):
     name = "zb-h1"
     summary = "backward in two halves, weight gradients fill the gaps"
 
-    def schedule(self, stages: int) -> orders.Schedule:
+    def schedule(self, stages: int) -> Schedule:
         return orders.ZBH1(stages)
 
 
@@ -85,5 +86,5 @@ class ZBH2(_Flushed):
     name = "zb-h2"
     summary = "no gaps from 2K-1 parts on, twice the activations"
 
-    def schedule(self, stages: int) -> orders.Schedule:
+    def schedule(self, stages: int) -> Schedule:
         return orders.ZBH2(stages)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -141,14 +140,15 @@ class LatestWeights(WeightRule):
             if isinstance(kept, _Saved):
                 return kept.get()
             owner, size, stride, offset = kept
-            return self.values()[owner].as_strided(size, stride, offset)
+            shown: Tensor = self.values()[owner].as_strided(size, stride, offset)
+            return shown
 
         with saved_tensors_hooks(pack, unpack):
             yield
 
 
 class GivenWeights(LatestWeights):
-    """Backward products use weights that are set before each backward, such as LayerPipe2's reconstruction of old ones."""
+    """Backward products use weights that are set before each backward: LayerPipe2's reconstruction of old ones."""
 
     given: Sequence[Tensor] = ()
 

@@ -1,35 +1,21 @@
 """Who is alive: heartbeats and last words in a key-value store, beside the data path.
 
-A dead peer closes its sockets, which the transport notices at once; a stopped one does not, which is what heartbeats are
-for. A rank that fails leaves a note, so that the others can name the culprit instead of reporting a broken socket.
+A dead peer closes its sockets, which the transport notices at once; a stopped one does not, which is what heartbeats
+are for. A rank that fails leaves a note, so that the others can name the culprit instead of reporting a broken socket.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
-
-import torch.distributed as dist
 
 from ..errors import PeerLost
+from .store import connect_store
 
 __all__ = ["Health"]
-
-
-def _connect() -> dist.Store | None:
-    """A connection of our own to the store of the launcher: the default one may be busy in a blocking call."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not host or not port:
-        return None
-    try:
-        return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=5))
-    except (RuntimeError, ValueError):
-        return None
 
 
 class Health:
@@ -59,7 +45,7 @@ class Health:
         self.describe = describe
         self._on_loss = on_loss
         self._limit = stall_limit
-        self._store = _connect()
+        self._store = connect_store(timeout=5.0)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         if self._store is not None:
@@ -82,8 +68,8 @@ class Health:
             time.sleep(0.05)
         detail = f" ({str(error).splitlines()[0]})" if error and str(error) else ""
         return PeerLost(
-            f"rank {peer} ({self.describe(peer)}) is gone without a word{detail}. It was killed or crashed: look at its "
-            "output, and at the machine's memory."
+            f"rank {peer} ({self.describe(peer)}) is gone without a word{detail}. It was killed or crashed: look at "
+            "its output, and at the machine's memory."
         )
 
     def close(self) -> None:

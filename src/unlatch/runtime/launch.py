@@ -1,7 +1,7 @@
 """Starts a function on local ranks and brings back what it returns, or the one error that explains the rest.
 
-The parent hosts the rendezvous store, so there is no port to choose and no race for one, and notes about failures outlive
-the rank that failed. Children end when the parent ends.
+The parent hosts the rendezvous store, so there is no port to choose and no race for one, and notes about failures
+outlive the rank that failed. Children end when the parent ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ConfigError, PeerLost, StageFailed, UnlatchError
+from .store import connect_store, host_store, under
 
 __all__ = ["Ranks", "launch"]
 
@@ -35,8 +35,8 @@ def launch(
 ) -> list[Any]:
     """Run `fn(*args)` on `processes` local ranks with a gloo process group, and return their results by rank.
 
-    The function and its arguments travel to fresh interpreters, so `fn` must be importable: define it at the top level of
-    a module and call `launch` under `if __name__ == "__main__":`.
+    The function and its arguments travel to fresh interpreters, so `fn` must be importable: define it at the top level
+    of a module and call `launch` under `if __name__ == "__main__":`.
 
     **Arguments:**
 
@@ -63,7 +63,7 @@ class Ranks:
         if processes < 1:
             raise ConfigError(f"launch needs at least 1 process, got {processes}")
         context = multiprocessing.get_context("spawn")
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = host_store()
         self._pipes: list[Connection] = []
         self._workers: list[Any] = []
         for rank in range(processes):
@@ -90,11 +90,12 @@ class Ranks:
             ready = wait(waiting, None if deadline is None else max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
-            for pipe in ready:
-                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
-                self._collect(rank, results, failures)
-            if failures and deadline is None or failures and deadline and deadline > time.monotonic() + _GRACE:
-                deadline = time.monotonic() + _GRACE
+            for rank, pipe in enumerate(self._pipes):
+                if pipe in ready:
+                    self._collect(rank, results, failures)
+            if failures:
+                grace = time.monotonic() + _GRACE
+                deadline = grace if deadline is None else min(deadline, grace)
         if failures:
             self.close(force=True)
             raise _root_cause(failures)
@@ -164,8 +165,10 @@ def _serve(pipe: Connection, rank: int, ranks: int, port: int, threads: int, par
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank)
     )
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=ranks)
+    store = connect_store(timeout=60.0)
+    if store is None:
+        os._exit(1)
+    dist.init_process_group("gloo", store=under("group", store), rank=rank, world_size=ranks)
     code = 0
     while True:
         try:

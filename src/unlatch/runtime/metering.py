@@ -1,4 +1,4 @@
-"""How many bytes autograd holds: at the end of a forward, or at the worst moment of a backward that frees as it goes."""
+"""How many bytes autograd holds: after a forward, or at the worst moment of a backward that frees as it goes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list
     """
     if ranks > stages:
         raise PlanError(
-            f"{ranks} ranks cannot share {stages} stage(s): start at most {stages} processes, or cut the model into more stages"
+            f"{ranks} ranks cannot share {stages} stage(s): start at most {stages} processes, or cut the model into "
+            "more stages"
         )
     starts = contiguous_split(costs or [1.0] * stages, ranks)
     return [range(a, b) for a, b in zip(starts, [*starts[1:], stages], strict=True)]

@@ -1,9 +1,10 @@
 """Carries messages between neighbouring ranks over torch.distributed, beside the computation.
 
-Per neighbour one thread sends and one receives. The receiver always has a receive posted, reads each header, makes room,
-reads the payload and puts the message into the mail, so the main thread never waits inside the communication library and
-can always be told that a peer is gone. There are no tags: what a neighbour sends arrives in its order, and the header's
-running number proves it. Messages under way are bounded by the schedule: every forward is answered by a backward.
+Per neighbour one thread sends and one receives. The receiver always has a receive posted, reads each header, makes
+room, reads the payload and puts the message into the mail, so the main thread never waits inside the communication
+library and can always be told that a peer is gone. There are no tags: what a neighbour sends arrives in its order, and
+the header's running number proves it. Messages under way are bounded by the schedule: every forward is answered by a
+backward.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class Link:
                 envelope = open_envelope(header)
                 if envelope.sequence != expected:
                     raise TransportError(
-                        f"message {envelope.sequence} came from rank {self.peer} where {expected} was due: one was lost, "
-                        "doubled or overtaken"
+                        f"message {envelope.sequence} came from rank {self.peer} where {expected} was due: one was "
+                        "lost, doubled or overtaken"
                     )
                 if envelope.closes:
                     return

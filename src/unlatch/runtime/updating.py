@@ -65,7 +65,7 @@ class Updater:
         self.previous = []
 
     def step(self, batches: int, previous: list[Tensor]) -> None:
-        """Apply the gradients of `batches` batches and clear them; `previous` are the weights to remember as the last."""
+        """Apply the gradients of `batches` batches and clear them; `previous` are the weights to remember."""
         self.previous = previous
         if self.optimizer is not None:
             grads = [p.grad for p in self.params if p.grad is not None]
@@ -85,14 +85,12 @@ class Updater:
         self.version += 1
 
     def predicted(self, steps: int, *, reuse: bool) -> list[Tensor] | None:
-        """The weights `steps` updates ahead, or `None` if nobody predicts. With `reuse`, in the same buffers as before."""
+        """The weights `steps` updates ahead, or `None` if nobody predicts; with `reuse`, in the buffers used before."""
         predictor = self.rules.predictor
         if predictor is None or steps <= 0 or self.optimizer is None:
             return None
         out = self._predicted if reuse else None
-        values = predictor.predict(
-            self.params, self.optimizer, steps, self.history, out=out, lr_scale=self.lr_factor()
-        )
+        values = predictor.predict(self.params, self.optimizer, steps, self.history, out=out, lr_scale=self.lr_factor())
         if reuse:
             self._predicted = values
         return values

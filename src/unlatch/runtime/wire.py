@@ -119,8 +119,8 @@ def _header(head: dict[str, Any], small: Sequence[Tensor]) -> Tensor:
     room = _PREFIX + _aligned(len(text)) + sum(_aligned(t.nbytes) for t in small)
     if room > HEADER_BYTES:
         raise TransportError(
-            f"the description of a message for stage {head.get('stage')} takes {room} bytes, more than the {HEADER_BYTES} of "
-            "a header: pass fewer separate tensors between blocks (stack them)"
+            f"the description of a message for stage {head.get('stage')} takes {room} bytes, more than the "
+            f"{HEADER_BYTES} of a header: pass fewer separate tensors between blocks (stack them)"
         )
     header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
     header[:_PREFIX].view(torch.int64)[0] = len(text)

@@ -1,0 +1,175 @@
+"""Claim: on 2 ranks with one thread each, ResNet-20 (batch 128, fp32, channels_last) trains under pipedream and fdg at
+least 1.75 times, and under dtr at least 1.5 times, as fast as one-thread BP; and the fastest of them is at least 1.1
+times as fast as torch.distributed.pipelining's 1F1B with 2, 4 or 8 micro-batches.
+
+    python benchmarks/pipeline_speed.py [--repeats 7] [--steps 12]
+
+Limits: two independent processes scale 2.0 on two free cores; dtr runs one stage's forward twice, which leaves 1.75 with
+the best cut. Rounds are interleaved: every round measures every candidate for a few steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import interleave, spread, write
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import unlatch
+from unlatch.models import build
+
+BATCH = 128
+METHODS = ("bp", "1f1b", "pipedream", "fdg", "dtr", "dtrp")
+TORCH = (2, 4, 8)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
+    return x, torch.randint(10, (BATCH,), generator=generator)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return build("resnet20").to(memory_format=torch.channels_last)
+
+
+SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)
+
+
+class OneProcess:
+    """Plain PyTorch, one thread."""
+
+    def __init__(self) -> None:
+        self.model, self.data = model(), batch()
+        self.optimizer = SGD(self.model.parameters())
+
+    def run(self, steps: int) -> None:
+        x, y = self.data
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            cross_entropy(self.model(x), y).backward()
+            self.optimizer.step()
+
+
+class Unlatch:
+    """One of our methods on all ranks."""
+
+    def __init__(self, name: str) -> None:
+        self.data = batch()
+        self.run_ = unlatch.parallelize(model(), name, stages=2, loss_fn=cross_entropy, optimizer=SGD, sample=self.data)
+
+    def run(self, steps: int) -> None:
+        x, y = self.data
+        for _ in range(steps):
+            self.run_.step(x, y)
+        self.run_.flush()
+
+
+class Contiguous(nn.Module):
+    """Makes what crosses a border contiguous in both directions: gloo refuses anything else."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.requires_grad:
+            x = x.clone()
+            x.register_hook(lambda g: g.contiguous())
+        return self.part(x).contiguous()
+
+
+class TorchPipelining:
+    """torch.distributed.pipelining with the cut that our plan chose for a fused backward."""
+
+    def __init__(self, microbatches: int, starts: tuple[int, ...]) -> None:
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        rank = dist.get_rank()
+        blocks = list(model().blocks())
+        bounds = [*starts, len(blocks)]
+        part = Contiguous(nn.Sequential(*blocks[bounds[rank] : bounds[rank + 1]]))
+        self.data, self.rank = batch(), rank
+        stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+        self.schedule = Schedule1F1B(stage, microbatches, loss_fn=cross_entropy)
+        self.optimizer = SGD(part.parameters())
+
+    def run(self, steps: int) -> None:
+        x, y = self.data
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            if self.rank == 0:
+                self.schedule.step(x.contiguous())
+            else:
+                self.schedule.step(target=y, losses=[])
+            self.optimizer.step()
+
+
+CANDIDATES: dict[str, Any] = {}
+
+
+def prepare(name: str) -> Any:
+    """Build a candidate on this rank, once."""
+    torch.set_num_threads(1)
+    if name == "one process":
+        CANDIDATES[name] = OneProcess() if dist.get_rank() == 0 else None
+        return None
+    if name.startswith("torch"):
+        starts = CANDIDATES["pipedream"].run_.plan.starts
+        CANDIDATES[name] = TorchPipelining(int(name.split("x")[1]), starts)
+        return starts
+    CANDIDATES[name] = Unlatch(name)
+    return CANDIDATES[name].run_.plan.starts
+
+
+def measure(name: str, steps: int) -> float:
+    """Seconds per step, from the moment all ranks are ready."""
+    candidate = CANDIDATES[name]
+    dist.barrier()
+    start = time.perf_counter()
+    if candidate is not None:
+        candidate.run(steps)
+    dist.barrier()
+    return (time.perf_counter() - start) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", nargs="*")
+    args = parser.parse_args()
+    names = ["one process", *METHODS, *[f"torch 1f1b x{m}" for m in TORCH]]
+    names = [n for n in names if not args.only or n in args.only or n == "one process"]
+    with unlatch.Ranks(2) as ranks:
+        starts = {name: ranks.run(prepare, name)[0] for name in names}
+        for name in names:
+            ranks.run(measure, name, 2)
+        times = interleave({n: lambda n=n: ranks.run(measure, n, args.steps)[0] for n in names}, args.repeats)
+    base = times["one process"]
+    ratios = {n: [b / t for b, t in zip(base, times[n], strict=True)] for n in names}
+    print(f"{'candidate':18} {'ms/step':>9} {'ratio to one-process BP (median, range)':>42}  cut")
+    for name in names:
+        r = spread(ratios[name])
+        print(
+            f"{name:18} {1e3 * spread(times[name])['median']:9.1f} {r['median']:20.3f}  [{r['min']:.3f}, {r['max']:.3f}]"
+            f"{'':8} {starts[name] or ''}"
+        )
+    result = {
+        "seconds_per_step": {n: spread(t) for n, t in times.items()},
+        "ratio": {n: spread(r) for n, r in ratios.items()},
+        "starts": {n: list(s) if s else None for n, s in starts.items()},
+        "command": f"python benchmarks/pipeline_speed.py --repeats {args.repeats} --steps {args.steps}",
+    }
+    print(write("pipeline_speed", result))
+
+
+if __name__ == "__main__":
+    main()
