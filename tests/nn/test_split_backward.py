@@ -132,6 +132,21 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (5, 4),
     ),
     "computed weight used twice": (lambda: Call(normalised_weight_twice, w=weight(4, 4)), (5, 4)),
+    "norms used twice, and a scale used elsewhere": (
+        lambda: Call(
+            lambda m, x: m.norm(m.layer(m.norm(x))) + m.other(x) * m.other.weight,
+            norm=nn.BatchNorm1d(4),
+            other=nn.LayerNorm(4),
+            layer=nn.Linear(4, 4),
+        ),
+        (5, 4),
+    ),
+    "norm first": (lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)), (5, 4)),
+    "norm beside the path": (
+        lambda: Call(lambda m, x: x + m.norm(m.table(torch.arange(5))), norm=nn.LayerNorm(4), table=nn.Embedding(5, 4)),
+        (5, 4),
+    ),
+    "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()), (2, 3, 6, 6)),
     "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh()), (5, 4)),
     "recurrent": (lambda: Call(cell, a=nn.Linear(4, 4), b=nn.Linear(4, 4)), (5, 4)),
     "chunk": (lambda: Call(chunked, layer=nn.Linear(4, 12)), (5, 4)),
@@ -292,8 +307,9 @@ def test_hooks_are_gone_after_a_failure() -> None:
     assert torch.equal(found[1], torch.ones(2))
 
 
-def test_parameter_hooks_run_once() -> None:
-    layer, x = nn.Linear(2, 2, bias=False), torch.randn(3, 2, requires_grad=True)
+@pytest.mark.parametrize("layer", [nn.Linear(2, 2, bias=False), nn.LayerNorm(2, bias=False)], ids=["linear", "norm"])
+def test_parameter_hooks_run_once(layer: nn.Module) -> None:
+    layer, x = copy.deepcopy(layer).double(), torch.randn(3, 2, requires_grad=True)
     seen: list[str] = []
     layer.weight.register_hook(lambda grad: seen.append("hook"))
     layer.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
@@ -380,6 +396,16 @@ def test_halves_of_a_convolution() -> None:
     assert {name: n for name, n in second.items() if only in name} == {only + "[False, True, True]": 3}
 
 
+def test_norms_are_done_once() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LayerNorm(4), nn.Linear(4, 4))
+    x = torch.randn(5, 4, requires_grad=True)
+    y = module(x).sum()
+    first, (_, pending) = count(lambda: input_gradients([y], [None], [x], list(module.parameters())))
+    second, _ = count(pending.weight_gradients)
+    for name in ("aten.native_batch_norm_backward.default", "aten.native_layer_norm_backward.default"):
+        assert (first[name], second[name]) == (1, 0)
+
+
 def test_shared_weight_repeats_at_most_its_own_nodes() -> None:
     module = Call(twice_with_work_between, layer=nn.Linear(4, 4), middle=nn.Linear(4, 4), out=nn.Linear(4, 2))
     x = torch.randn(5, 4, requires_grad=True)
@@ -405,6 +431,7 @@ OPERATIONS: list[Callable[[list[Tensor], list[Tensor], int, int], list[Tensor]]]
     lambda pool, ws, i, j: [(ws[j % 3] @ ws[(j + 1) % 3])[:3] * 0.1],
     lambda pool, ws, i, j: list(Square.apply(pool[i].tanh(), ws[3 + j % 2])),
     lambda pool, ws, i, j: [F.layer_norm(pool[i], (4,), ws[3], ws[4])],
+    lambda pool, ws, i, j: [F.batch_norm(pool[i], None, None, ws[3 + j % 2], ws[4], training=True)],
     lambda pool, ws, i, j: [pool[i].clone().mul_(ws[3 + j % 2]).tanh_()],
     lambda pool, ws, i, j: [pool[i].detach() + ws[3 + j % 2]],
 ]

@@ -14,11 +14,16 @@ parameters of its twigs, so nothing else of the trunk runs again.
 A twig that hangs on several trunk nodes (a weight used twice) needs care: started at one of them, the engine would also
 find the other by way of the trunk, and count it again. There, the second half stops the engine right after the trunk
 node, collects what it sent into such twigs, and passes all of that through them at once.
+
+Scale and shift of normalisation layers are the exception: their gradients fall out of the sums that the gradient of the
+input needs anyway, so the first half takes them along, and the second only adds them.
+
+Hooks on parameters run once, in the second half. Hooks on intermediate tensors may run in both halves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -34,6 +39,8 @@ Flow: TypeAlias = tuple[GradientEdge, Tensor]
 
 # torch 2.6 takes edges in autograd.grad, but not yet in autograd.backward.
 _EDGES_IN_BACKWARD = torch.__version__ >= "2.7"
+
+_NORMS = ("BatchNormBackward", "LayerNormBackward", "GroupNormBackward", "RmsNormBackward")
 
 
 def input_gradients(
@@ -70,8 +77,8 @@ def input_gradients(
         if output.requires_grad
     ]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    ends = {get_gradient_edge(tensor).node for tensor in wanted}
-    graph = _explore([edge.node for edge, _ in flows], ends, {id(param) for param in params})
+    ends = [get_gradient_edge(tensor) for tensor in wanted]
+    graph = _explore([edge.node for edge, _ in flows], {end.node for end in ends}, {id(param) for param in params})
 
     above = [flow for flow in flows if flow[0].node in graph.trunk]
     pending = Pending(graph, [flow for flow in flows if flow[0].node in graph.twigs])
@@ -81,7 +88,7 @@ def input_gradients(
         try:
             results = torch.autograd.grad(
                 [edge for edge, _ in above],
-                wanted,
+                [*ends, *graph.byproducts],
                 [grad for _, grad in above],
                 retain_graph=bool(handles),
                 allow_unused=True,
@@ -89,7 +96,8 @@ def input_gradients(
         finally:
             for handle in handles:
                 handle.remove()
-        found = {id(tensor): grad for tensor, grad in zip(wanted, results, strict=True)}
+        found = {id(tensor): grad for tensor, grad in zip(wanted, results, strict=False)}
+        pending.take(zip(graph.byproducts, results[len(wanted) :], strict=True))
     return [found.get(id(tensor)) for tensor in inputs], pending
 
 
@@ -108,6 +116,8 @@ class _Graph:
     edges: dict[Node, list[tuple[Node | None, int]]] = field(default_factory=dict)
     trunk: set[Node] = field(default_factory=set)
     twigs: set[Node] = field(default_factory=set)
+    #: Parameters whose gradients the trunk gives away.
+    byproducts: list[GradientEdge] = field(default_factory=list)
     #: Trunk nodes with a twig.
     holders: list[Node] = field(default_factory=list)
     #: Parameters of the twigs that hang on one holder alone, if all twigs of this holder do.
@@ -133,8 +143,6 @@ def _explore(roots: Sequence[Node], ends: set[Node], params: set[int]) -> _Graph
             targets = {target for target, _ in graph.edges[node]}
             if node in ends or not graph.trunk.isdisjoint(targets):
                 graph.trunk.add(node)
-                if node not in ends and not graph.twigs.isdisjoint(targets):
-                    graph.holders.append(node)
             elif node in leaves or not graph.twigs.isdisjoint(targets):
                 graph.twigs.add(node)
         elif node not in graph.edges:
@@ -146,9 +154,23 @@ def _explore(roots: Sequence[Node], ends: set[Node], params: set[int]) -> _Graph
                 leaves[node] = variable
             todo.append((node, True))
             todo += [(target, False) for target, _ in following if target is not None]
-    graph.holders.reverse()
-    _assign(graph, order[::-1], leaves, set(roots))
+    order.reverse()
+    _set_byproducts_apart(graph, order, leaves, set(roots))
+    graph.holders = [node for node in order if node in graph.trunk and graph.twigs_of(node)]
+    _assign(graph, order, leaves, set(roots))
     return graph
+
+
+def _set_byproducts_apart(graph: _Graph, order: Sequence[Node], leaves: dict[Node, Tensor], roots: set[Node]) -> None:
+    # A hook on the parameter would run when the gradient is computed and again when it is added.
+    spared = {node for node, variable in leaves.items() if node not in roots and not variable._backward_hooks}
+    for node in order:
+        if spared and not (node in graph.trunk and any(norm in node.name() for norm in _NORMS)):
+            spared.difference_update(target for target, _ in graph.edges[node] if target is not None)
+    for node in [leaf for leaf in leaves if leaf in spared]:
+        graph.twigs.remove(node)
+        graph.byproducts.append(GradientEdge(node, 0))
+        graph.shared.append(leaves.pop(node))
 
 
 def _assign(graph: _Graph, order: Sequence[Node], leaves: dict[Node, Tensor], roots: set[Node]) -> None:
@@ -185,6 +207,10 @@ class Pending:
         """Keep the gradients that arrive at a node."""
         self._noted.append((node, grads))
 
+    def take(self, byproducts: Iterable[tuple[GradientEdge, Tensor | None]]) -> None:
+        """Keep gradients that are computed already and wait to be added."""
+        self._flows += [(edge, grad) for edge, grad in byproducts if grad is not None]
+
     def weight_gradients(self) -> None:
         """Accumulate the gradients of the parameters into their `.grad`."""
         graph, noted, flows = self._graph, self._noted, self._flows
@@ -213,8 +239,8 @@ def _accumulate(flows: Sequence[Flow], params: Sequence[Tensor]) -> None:
     torch.autograd.backward([param for param, _ in reached], [grad for _, grad in reached])
 
 
-class _Stop(Exception):  # noqa: N818 - no error: it ends the engine's walk where we want it to end
-    pass
+class _Stop(Exception):
+    """No error: it ends the engine's walk where we want it to end."""
 
 
 def _into_twigs(arriving: Sequence[Flow], holder: Node, twigs: Sequence[tuple[int, Node, int]]) -> list[Flow]:

@@ -65,7 +65,7 @@ def profile(
     - `x`: one micro-batch, as the first block takes it.
     - `loss`: of the last output; its time is added to the last block.
     - `training`: mode of the blocks.
-    - `repeats`: passes through the chain after a first one that warms up; by default as many as take about a second.
+    - `repeats`: passes through the chain after one that warms up; by default as many as take about a second.
     - `precision`: `"bf16"` runs the forward under autocast.
 
     >>> from ..nn.chain import chain
@@ -77,10 +77,10 @@ def profile(
     times = [[float("inf")] * 3 for _ in blocks]
     with replayable(0, 0, 0), torch.enable_grad():
         started = perf_counter()
-        sizes = list(_pass(blocks, runners, x, loss, precision, measure=_ByteCounter()))
-        first = perf_counter() - started
+        list(_pass(blocks, runners, x, loss, precision, measure=_measure_time))
         if repeats is None:
-            repeats = min(max(int(_BUDGET / max(first, 1e-9)), _FEWEST), _MOST)
+            repeats = min(max(int(_BUDGET / (perf_counter() - started)), _FEWEST), _MOST)
+        sizes = list(_pass(blocks, runners, x, loss, precision, measure=_ByteCounter()))
         for _ in range(repeats):
             for best, new in zip(times, _pass(blocks, runners, x, loss, precision, measure=_measure_time), strict=True):
                 best[:] = map(min, best, new)
