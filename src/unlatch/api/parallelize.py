@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,19 +14,19 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..methods import DTRP, Method
 from ..methods import get as get_method
-from ..nn.chain import Block, Model, StageChain, as_module, chain, cut
+from ..nn.chain import Block, Model, as_module, chain, cut
 from ..nn.chain_check import check_chain
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan, make_plan, profile
-from ..runtime.engine import Engine
 from ..runtime.health import Health
 from ..runtime.mail import Mail, Message
 from ..runtime.placement import place
-from ..runtime.stage import Stage, StageOptions, reverses
+from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
 from ..runtime.updating import Optimizer
 from ..runtime.world import World, current_world
 from .batching import Compensation
+from .build import Blueprint, build_engine
 from .compensation import choose_compensation
 from .run import Run
 
@@ -103,7 +102,8 @@ def parallelize(
     )
     homes = place(stages, world.size, plan.stage_costs)
     _handshake(world, chosen, plan, seed, model)
-    run = _build(model, chosen, blocks, plan, options, homes, world, stall_limit, loss_reduction == "mean")
+    mean_loss = loss_reduction == "mean"
+    run = _connect(Blueprint(model, chosen, blocks, plan, options, homes, world, mean_loss, sample), stall_limit)
     run.notes += [n for n in (plan.note, note) if n]
     if run.advice is not None and run.advice.warning is not None and world.rank == 0:
         log.warning("%s", run.advice.warning)
@@ -181,53 +181,19 @@ def _fingerprint(model: Model) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(
-    model: Model,
-    method: Method,
-    blocks: list[Block],
-    plan: Plan,
-    options: StageOptions,
-    homes: list[range],
-    world: World,
-    stall_limit: float,
-    mean_loss: bool,
-) -> Run:
-    stages = len(plan.starts)
+def _connect(blueprint: Blueprint, stall_limit: float) -> Run:
+    """Build the executor of this rank and its links to the neighbours."""
+    method, world, homes = blueprint.method, blueprint.world, blueprint.homes
     mine = homes[world.rank]
-    parts = cut(blocks, plan.starts)
-    rules = method.rules()
-    modules = [StageChain(part) for part in parts]
-    crossed = [math.ceil(updates) for updates in method.staleness(stages)]
-    local = {
-        i: Stage(
-            i,
-            stages,
-            modules[i],
-            rules,
-            options,
-            delay=crossed[i],
-            hands_down_input=i > 0 and reverses(rules, i - 1, stages, modules[i - 1]),
-        )
-        for i in mine
-    }
     links: dict[int, Link] = {}
 
     def forward_to(message: Message) -> None:
         links[world.rank + (1 if message.stage > mine[-1] else -1)].send(message)
 
-    schedule = method.schedule(stages)
-    parts_per_batch = method.microbatches if method.microbatches != "auto" else 1
     # Each forward under way is paid back by a backward; evaluation has at most one batch per rank under way.
-    credits = max(schedule.delay(0) + 1, parts_per_batch, world.size) + 1
+    credits = max(method.schedule(len(blueprint.plan.starts)).delay(0) + 1, blueprint.parts, world.size) + 1
     mail = Mail(mine, credits, forward_to)
-    engine = Engine(
-        local,
-        schedule,
-        mail,
-        microbatches=parts_per_batch,
-        accumulate=method.accumulate,
-        mean_loss=mean_loss,
-    )
+    engine = build_engine(blueprint, mail)
     health = None
     if world.group is not None:
         health = Health(world.name, world.rank, world.size, lambda r: _describe(homes[r]), mail.fail, stall_limit)
@@ -235,7 +201,8 @@ def _build(
             if 0 <= peer < world.size:
                 links[peer] = Link(peer, world.group, mail, health.loss)
     compensation = Compensation(method.compensate if isinstance(method, DTRP) and method.compensate != "auto" else 1)
-    return Run(model, method, plan, options, engine, world, list(links.values()), health, compensation)
+    options, plan = blueprint.options, blueprint.plan
+    return Run(blueprint.model, method, plan, options, engine, world, list(links.values()), health, compensation)
 
 
 def _describe(stages: range) -> str:

@@ -1,0 +1,95 @@
+"""From a blueprint to an executor. Methods that are more than a schedule of stages bring a builder of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..methods import Method
+from ..nn.chain import Block, Model, StageChain, cut
+from ..nn.tree import Tree
+from ..plan import Plan
+from ..runtime.engine import Engine
+from ..runtime.mail import Mail
+from ..runtime.stage import Stage, StageOptions, reverses
+from ..runtime.world import World
+
+__all__ = ["Blueprint", "build_engine", "builder_for"]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Everything an executor is built from, the same on every rank but for `world`.
+
+    **Arguments:** `homes`: the stages of each rank; `sample`: one batch, if the user gave one.
+    """
+
+    model: Model
+    method: Method
+    blocks: Sequence[Block]
+    plan: Plan
+    options: StageOptions
+    homes: Sequence[range]
+    world: World
+    mean_loss: bool
+    sample: tuple[Tree, Tree] | None
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches per batch."""
+        return self.method.microbatches if self.method.microbatches != "auto" else 1
+
+
+#: Takes the blueprint and the mail of this rank; returns what `Run` drives: an `Engine` or something that acts like one.
+Builder = Callable[[Blueprint, Mail], Any]
+BUILDERS: dict[type[Method], Builder] = {}
+B = TypeVar("B", bound=Builder)
+
+
+def builder_for(method: type[Method]) -> Callable[[B], B]:
+    """Decorator: build executors for this class of methods with the decorated function."""
+
+    def register(build: B) -> B:
+        BUILDERS[method] = build
+        return build
+
+    return register
+
+
+def build_engine(blueprint: Blueprint, mail: Mail) -> Engine:
+    """The executor of this rank."""
+    for kind in type(blueprint.method).__mro__:
+        if kind in BUILDERS:
+            engine: Engine = BUILDERS[kind](blueprint, mail)
+            return engine
+    return _staged(blueprint, mail)
+
+
+def _staged(blueprint: Blueprint, mail: Mail) -> Engine:
+    """The common case: stages that follow the method's schedule under its rules."""
+    method, starts = blueprint.method, blueprint.plan.starts
+    stages, rules = len(starts), method.rules()
+    modules = [StageChain(part) for part in cut(blueprint.blocks, starts)]
+    crossed = [math.ceil(updates) for updates in method.staleness(stages)]
+    local = {
+        i: Stage(
+            i,
+            stages,
+            modules[i],
+            rules,
+            blueprint.options,
+            delay=crossed[i],
+            hands_down_input=i > 0 and reverses(rules, i - 1, stages, modules[i - 1]),
+        )
+        for i in blueprint.homes[blueprint.world.rank]
+    }
+    return Engine(
+        local,
+        method.schedule(stages),
+        mail,
+        microbatches=blueprint.parts,
+        accumulate=method.accumulate,
+        mean_loss=blueprint.mean_loss,
+    )
