@@ -115,6 +115,53 @@ def test_skip_across_a_cut() -> None:
             check(model, starts, x)
 
 
+class KeepMask(nn.Module):
+    """Leaves a mask behind, which autograd does not see."""
+
+    def __init__(self, shelf: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.shelf = shelf
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shelf["mask"] = x > 0
+        return x * 2
+
+
+class UseMask(nn.Module):
+    def __init__(self, shelf: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.shelf = shelf
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.shelf["mask"]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8])
+def test_mask_left_behind_for_a_later_stage(rows: int) -> None:
+    shelf: dict[str, Tensor] = {}
+    model = [KeepMask(shelf), nn.Linear(4, 4), UseMask(shelf), nn.Tanh()]
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
+    check(model, [0], x)
+    check(model, [0, 3], x)
+    for starts in ([0, 1], [0, 2], [0, 1, 2, 3]):
+        with pytest.raises(PlanError, match=r"block '2' \(stage \d\) answers the same input differently"):
+            check(model, starts, x)
+
+
+def test_noise_in_evaluation_is_no_fault() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x)
+
+    class Noisy(Listed):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    check(Noisy(Noise(), nn.Linear(4, 4), Noise()), [0, 1, 2], torch.randn(5, 4))
+
+
 def test_parameter_reached_behind_the_chain() -> None:
     class Head(nn.Module):
         def __init__(self, embedding: nn.Embedding) -> None:

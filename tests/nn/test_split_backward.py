@@ -442,7 +442,6 @@ steps = st.lists(choices, min_size=1, max_size=14)
 @given(steps, st.integers(1, 3))
 @settings(max_examples=150, deadline=None)
 def test_random_graphs(program: list[tuple[int, int, int]], outputs: int) -> None:
-    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     inputs = [torch.randn(3, 4, requires_grad=flag) for flag in (True, True, False)]
     weights = [*(weight(4, 4) for _ in range(3)), *(weight(4) for _ in range(2))]

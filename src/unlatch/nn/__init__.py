@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .chain import Block, Model, StageChain, aliases, as_module, chain, cut, stage_of_blocks, stage_starts, state_names
-from .chain_check import check_chain
+from .chain_check import Tie, check_chain, ties
 from .randomness import mixed_seed, replayable
 from .reversible import (
     Coupling,
@@ -23,6 +23,7 @@ from .reversible import (
     reversible,
     segments,
 )
+from .split_backward import Pending, input_gradients
 from .statistics import frozen_statistics
 from .tree import Structure, Tree, batch_size, flatten, map_tensors, split_batch, tree_bytes, unflatten
 
@@ -31,6 +32,7 @@ __all__ = [
     "Coupling",
     "Merge",
     "Model",
+    "Pending",
     "Permutation",
     "RevBlock",
     "ReversibleChain",
@@ -40,6 +42,7 @@ __all__ = [
     "StageChain",
     "Streams",
     "Structure",
+    "Tie",
     "Tree",
     "aliases",
     "as_module",
@@ -51,6 +54,7 @@ __all__ = [
     "cut",
     "flatten",
     "frozen_statistics",
+    "input_gradients",
     "invert",
     "invert_and_differentiate",
     "is_reversible",
@@ -63,6 +67,7 @@ __all__ = [
     "stage_of_blocks",
     "stage_starts",
     "state_names",
+    "ties",
     "tree_bytes",
     "unflatten",
 ]

@@ -35,8 +35,8 @@ def check_chain(blocks: Sequence[Block], model: Model, starts: Sequence[int], sa
     - `blocks`: the chain of `model`.
     - `model`: the model, for the original names and for its own forward.
     - `starts`: position of the first block of each stage.
-    - `sample`: an input of the model. Its first two samples are run through the blocks in evaluation mode to find skip
-        connections across a cut, and operations outside of the blocks. Without it only the modules are inspected.
+    - `sample`: an input of the model. A few rows of it are run through the blocks in evaluation mode to find tensors
+        that pass a cut unseen, and operations outside of the blocks. Without it only the modules are inspected.
 
     >>> from .chain import chain
     >>> shared = nn.Linear(2, 2)
@@ -54,7 +54,14 @@ def check_chain(blocks: Sequence[Block], model: Model, starts: Sequence[int], sa
     _check_sharing(blocks, root, stages)
     if sample is not None:
         with _untouched([root, *(block.module for block in blocks)]):
-            _check_forward(blocks, root, stages, _few_rows(sample))
+            few = _rows(sample, 0)
+            with replayable(0, 0, 0):
+                output = _check_connections(blocks, stages, few)
+            if _forward_can_be_compared(root):
+                with replayable(0, 0, 0):
+                    expected = _run(root, f"{type(root).__name__}.forward", map_tensors(Tensor.clone, few))
+                _compare(root, expected, output)
+            _check_memory(blocks, stages, few, _rows(sample, 1))
 
 
 def _check_materialised(root: nn.Module) -> None:
@@ -131,7 +138,8 @@ def _stateless(module: nn.Module) -> bool:
     return own and next(module.parameters(), None) is None and next(module.buffers(), None) is None
 
 
-def _check_forward(blocks: Sequence[Block], root: nn.Module, stages: Sequence[int], sample: Tree) -> None:
+def _check_connections(blocks: Sequence[Block], stages: Sequence[int], sample: Tree) -> Tree:
+    """Run the blocks cut off from each other; what autograd still finds of an earlier stage came by another way."""
     owners: dict[int, int] = {}
     for index, block in enumerate(blocks):
         for parameter in block.module.parameters():
@@ -155,8 +163,43 @@ def _check_forward(blocks: Sequence[Block], root: nn.Module, stages: Sequence[in
                 f"{_place(blocks, stages, index)} uses {what} of {_place(blocks, stages, source)} that does not "
                 "come through the chain: pass it along in a tuple or dict, or choose a split that keeps these together"
             )
-    if _forward_can_be_compared(root):
-        _compare(root, _run(root, f"{type(root).__name__}.forward", map_tensors(Tensor.clone, sample)), x)
+    return x
+
+
+def _check_memory(blocks: Sequence[Block], stages: Sequence[int], sample: Tree, other: Tree) -> None:
+    """Let another batch pass, then ask each stage again, the last first: whatever it reads elsewhere is now different.
+
+    This also finds what autograd does not see, such as a mask that a block leaves behind for a later one.
+    """
+    answers = _answers(blocks, range(len(blocks)), sample)
+    _answers(blocks, range(len(blocks)), other)
+    for stage in reversed(range(stages[-1] + 1)):
+        span = range(stages.index(stage), len(stages) - list(reversed(stages)).index(stage))
+        x = answers[span.start - 1] if span.start else sample
+        for index, answer in zip(span, _answers(blocks, span, x), strict=True):
+            if not _same(answer, answers[index]):
+                raise PlanError(
+                    f"{_place(blocks, stages, index)} answers the same input differently after another batch: it uses "
+                    "something kept outside of the chain; pass it along in a tuple or dict, or keep it in one stage"
+                )
+
+
+@torch.no_grad()
+def _answers(blocks: Sequence[Block], span: range, x: Tree) -> list[Tree]:
+    found = []
+    for index in span:
+        with replayable(0, index, 0):
+            x = _run(blocks[index].module, f"block '{blocks[index].name}'", map_tensors(Tensor.clone, x))
+        found.append(x)
+    return found
+
+
+def _same(one: Tree, other: Tree) -> bool:
+    tensors, structure = flatten(one)
+    others, other_structure = flatten(other)
+    if structure != other_structure:
+        return False
+    return all(a.shape == b.shape and _close(a, b) for a, b in zip(tensors, others, strict=True))
 
 
 def _run(module: nn.Module, name: str, x: Tree) -> Tree:
@@ -230,12 +273,15 @@ def _as_leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
 
 
-def _few_rows(sample: Tree) -> Tree:
+def _rows(sample: Tree, part: int) -> Tree:
+    """The first (0) or the next (1) few rows of the sample; of a small sample everything, or everything upside down."""
     try:
-        rows = batch_size(sample)
+        enough = batch_size(sample) >= 2 * _ROWS
     except ShapeMismatch:
-        return sample
-    return map_tensors(lambda tensor: tensor[:_ROWS], sample) if rows > _ROWS else sample
+        enough = False
+    if enough:
+        return map_tensors(lambda tensor: tensor[part * _ROWS : (part + 1) * _ROWS], sample)
+    return map_tensors(lambda tensor: tensor.flip(0) if tensor.dim() else tensor, sample) if part else sample
 
 
 @contextmanager
@@ -246,7 +292,7 @@ def _untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
     try:
         for part in parts:
             part.training = False
-        with torch.enable_grad(), replayable(0, 0, 0), frozen:
+        with torch.enable_grad(), frozen:
             yield
     finally:
         for part, training in parts.items():

@@ -24,7 +24,7 @@ from ..nn.tree import Tree, flatten, map_tensors, tree_bytes
 __all__ = ["BlockCost", "profile"]
 
 _BUDGET = 1.0
-_FEWEST, _MOST = 2, 20
+_FEWEST, _MOST = 2, 60
 
 
 @dataclass(frozen=True)
