@@ -42,7 +42,7 @@ class Blueprint:
         return self.method.microbatches if self.method.microbatches != "auto" else 1
 
 
-#: Takes the blueprint and the mail of this rank; returns what `Run` drives: an `Engine` or something that acts like one.
+#: Takes the blueprint and the mail of this rank; returns what `Run` drives: an `Engine`, or what acts like one.
 Builder = Callable[[Blueprint, Mail], Any]
 BUILDERS: dict[type[Method], Builder] = {}
 B = TypeVar("B", bound=Builder)
