@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import unlatch
+from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
+from unlatch.errors import TransportError
+from unlatch.runtime.mail import FORWARD, Message
+from unlatch.runtime.wire import open_envelope, seal
 
 
 def sgd(params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -20,3 +25,46 @@ def test_pipedream_2bw_with_one_stage_trained_at_the_weights_before_the_last_upd
         run = unlatch.parallelize(tanh_net(1), method, stages=1, loss_fn=mse_loss, optimizer=sgd)
         losses.append([run.step(x, y).loss for x, y in vectors(4)])
     assert losses[0] == losses[1]
+
+
+class ToComplex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(self.linear(x))
+
+
+class ToReal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+def test_no_gradient_came_back_through_complex_activations():
+    torch.manual_seed(0)
+    model = nn.Sequential(ToComplex(), ToReal())
+    optimizers = Optimizers(RecordingSGD, lr=0.0)
+    run = unlatch.parallelize(model, "dtr", stages=2, loss_fn=mse_loss, optimizer=optimizers, split=["1"])
+    x, y = vectors(1)[0]
+    feed(run, [(x, y)])
+    mse_loss(model(x), y).backward()
+    assert torch.equal(optimizers[0].gradients[0][0], model[0].linear.weight.grad)
+
+
+def test_five_tensors_of_four_kilobytes_did_not_fit_into_a_message():
+    header, blocks = seal(Message(FORWARD, 1, None, [torch.zeros(1024)] * 5), 0)
+    assert len(open_envelope(header).blocks) == len(blocks) == 3
+
+
+def test_conjugated_views_arrived_unconjugated():
+    sent = torch.tensor([1 + 2j]).conj()
+    found = open_envelope(seal(Message(FORWARD, 1, None, sent), 0)[0]).message().payload
+    assert torch.equal(found, sent)
+
+
+def test_a_damaged_label_was_trained_on():
+    header, _ = seal(Message(FORWARD, 1, None, torch.full((4,), 255, dtype=torch.uint8)), 0)
+    header[header == 255] = 254
+    with pytest.raises(TransportError, match="damaged"):
+        open_envelope(header)

@@ -168,7 +168,7 @@ class Stage:
     def _run_with_graph(self, kept: _Kept, target: Tree = None) -> Tree:
         if not self.first:
             for t in kept.inputs:
-                if t.is_floating_point():
+                if t.is_floating_point() or t.is_complex():
                     t.requires_grad_()
         outputs = self._run(kept, target)
         if self.last:

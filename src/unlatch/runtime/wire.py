@@ -1,14 +1,16 @@
 """Messages as bytes: a header of fixed size, then one block of bytes per large tensor.
 
-The header is JSON (no pickle). It names the message, gives dtype, shape and strides of every tensor, and carries small
-tensors itself. The receiver reads it before it makes room for anything else, so a payload never meets a buffer of
-another size, and any dtype and any dense memory order arrive as they left.
+The header is JSON (no pickle) with a checksum. It names the message, gives dtype, shape and strides of every tensor,
+and carries small tensors itself. The receiver reads it before it makes room for anything else, so a payload never meets
+a buffer of another size, and any dtype and any dense memory order arrive as they left.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,8 +25,10 @@ from .micro import Micro
 __all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "open_envelope", "seal"]
 
 HEADER_BYTES = 16384
-_INLINE_BYTES = 4096
-_PREFIX = 8
+# A tensor of at most so many bytes travels in the header, while all such tensors together take no more than the second.
+_INLINE_BYTES, _ALL_INLINE_BYTES = 4096, 8192
+# Length of the text and checksum of everything else.
+_PREFIX = 16
 
 
 def dense(t: Tensor) -> Tensor:
@@ -33,6 +37,7 @@ def dense(t: Tensor) -> Tensor:
     >>> dense(torch.zeros(2, 3)[:, :2]).is_contiguous()
     True
     """
+    t = t.resolve_conj().resolve_neg()
     if t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)):
         return t
     step = 1
@@ -57,16 +62,11 @@ class Envelope:
         self._head = head
         self._tensors: list[Tensor] = []
         self.blocks: list[Tensor] = []
+        described = [(_dtype(name), shape, strides) for name, shape, strides in head.get("tensors", ())]
+        sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in described]
         offset = 0
-        for name, shape, strides in head.get("tensors", ()):
-            dtype = getattr(torch, name, None)
-            if not isinstance(dtype, torch.dtype):
-                raise TransportError(f"a message announces a tensor of unknown dtype {name!r}")
-            count = 1
-            for size in shape:
-                count *= size
-            nbytes = count * dtype.itemsize
-            if nbytes <= _INLINE_BYTES:
+        for (dtype, shape, strides), nbytes, small in zip(described, sizes, _travel_inline(sizes), strict=True):
+            if small:
                 block = inline[offset : offset + nbytes].clone()
                 offset += _aligned(nbytes)
             else:
@@ -87,6 +87,23 @@ class Envelope:
         )
 
 
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TransportError(f"a message announces a tensor of unknown dtype {name!r}")
+    return dtype
+
+
+def _travel_inline(sizes: Iterable[int]) -> list[bool]:
+    """Which of the tensors of these sizes the header carries itself: both sides of the wire decide by this rule."""
+    found, room = [], _ALL_INLINE_BYTES
+    for nbytes in sizes:
+        fits = nbytes <= min(_INLINE_BYTES, room)
+        found.append(fits)
+        room -= _aligned(nbytes) if fits else 0
+    return found
+
+
 def _aligned(nbytes: int) -> int:
     return (nbytes + 15) // 16 * 16
 
@@ -105,8 +122,9 @@ def seal(message: Message, sequence: int) -> tuple[Tensor, list[Tensor]]:
         "structure": structure,
         "tensors": [(str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride())) for t in tensors],
     }
-    small = [t for t in tensors if t.nbytes <= _INLINE_BYTES]
-    return _header(head, small), [_flat(t) for t in tensors if t.nbytes > _INLINE_BYTES]
+    inline = _travel_inline(t.nbytes for t in tensors)
+    small = [t for t, fits in zip(tensors, inline, strict=True) if fits]
+    return _header(head, small), [_flat(t) for t, fits in zip(tensors, inline, strict=True) if not fits]
 
 
 def close_notice(sequence: int) -> Tensor:
@@ -123,22 +141,25 @@ def _header(head: dict[str, Any], small: Sequence[Tensor]) -> Tensor:
             f"{HEADER_BYTES} of a header: pass fewer separate tensors between blocks (stack them)"
         )
     header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
-    header[:_PREFIX].view(torch.int64)[0] = len(text)
+    prefix = header[:_PREFIX].view(torch.int64)
+    prefix[0] = len(text)
     header[_PREFIX : _PREFIX + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     offset = _PREFIX + _aligned(len(text))
     for t in small:
         header[offset : offset + t.nbytes] = _flat(t)
         offset += _aligned(t.nbytes)
+    prefix[1] = _checksum(header)
     return header
 
 
+def _checksum(header: Tensor) -> int:
+    return zlib.crc32(header[_PREFIX:].numpy().data, zlib.crc32(header[: _PREFIX // 2].numpy().data))
+
+
 def open_envelope(header: Tensor) -> Envelope:
-    """Read a header."""
-    length = int(header[:_PREFIX].view(torch.int64)[0])
-    if not 0 < length <= HEADER_BYTES - _PREFIX:
-        raise TransportError(f"a header announces {length} bytes of text: the stream of messages is damaged")
-    try:
-        head = json.loads(bytes(header[_PREFIX : _PREFIX + length].tolist()))
-    except ValueError as error:
-        raise TransportError(f"a header is not readable ({error}): the stream of messages is damaged") from error
+    """Read a header; a damaged one is refused."""
+    length, checksum = (int(number) for number in header[:_PREFIX].view(torch.int64))
+    if not 0 < length <= HEADER_BYTES - _PREFIX or checksum != _checksum(header):
+        raise TransportError("a header does not match its checksum: the stream of messages is damaged")
+    head = json.loads(header[_PREFIX : _PREFIX + length].numpy().tobytes())
     return Envelope(head, header[_PREFIX + _aligned(length) :])
