@@ -190,6 +190,7 @@ class Run:
         """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed."""
         with self._reporting():
             engine = self._engine
+            engine.recorder.pause()
             above = self._world.size - 1 - self._world.rank
             return evaluate(
                 engine.stages,
@@ -226,6 +227,7 @@ class Run:
     def save(self, path: str | Path) -> None:
         """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch."""
         self.flush()
+        self._engine.recorder.pause()
         loop = {"epochs": self.epochs, "method": repr(self.method)}
         snapshot.save(Path(path), self._engine, self._names, self._world, loop)
 

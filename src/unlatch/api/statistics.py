@@ -42,7 +42,7 @@ class StageStatistics:
 def gather_statistics(engine: Engine, method: Method, world: World, links: Sequence[Link]) -> list[StageStatistics]:
     """Measure the local stages and exchange the results."""
     recorder = engine.recorder
-    idle = bubble(recorder.events, engine.stages)
+    idle = bubble(recorder.events, engine.stages, recorder.pauses)
     predicted = method.staleness(engine.schedule.stages)
     sent = sum(link.bytes_sent for link in links)
     own = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -26,6 +28,7 @@ class Recorder:
 
     def __init__(self, capacity: int = 100_000) -> None:
         self.events: deque[Event] = deque(maxlen=capacity)
+        self.pauses: list[float] = []
         self._forward_version: dict[tuple[int, int], int] = {}
         self._behind: dict[int, dict[int, int]] = {}
         self._history: dict[int, deque[int]] = {}
@@ -39,6 +42,10 @@ class Recorder:
             behind = event.version - self._forward_version.pop((event.stage, event.batch))
             self._behind.setdefault(event.batch, {})[event.stage] = behind
             self._history.setdefault(event.stage, deque(maxlen=4096)).append(behind)
+
+    def pause(self) -> None:
+        """Note that training is interrupted now, for an evaluation or a checkpoint."""
+        self.pauses.append(time.perf_counter())
 
     def behind(self, micro: int) -> dict[int, int]:
         """Updates between forward and backward of a micro-batch, per local stage; told once."""
@@ -54,8 +61,10 @@ class Recorder:
         return sum(steady) / len(steady) if steady else 0.0
 
 
-def bubble(events: Iterable[Event], stages: Iterable[int]) -> float:
+def bubble(events: Iterable[Event], stages: Iterable[int], pauses: Iterable[float] = ()) -> float:
     """Share of the time between first and last action in which none of `stages` computes.
+
+    **Arguments:** `pauses`: moments at which training was interrupted; the gap around each does not count.
 
     >>> bubble([Event(0, "F", 0, 0, 0.0, 1.0, 0), Event(0, "B", 0, 0, 3.0, 4.0, 0)], [0])
     0.5
@@ -64,9 +73,20 @@ def bubble(events: Iterable[Event], stages: Iterable[int]) -> float:
     spans = sorted((e.start, e.end) for e in events if e.stage in wanted)
     if not spans:
         return 0.0
-    busy, reached = 0.0, spans[0][0]
-    for start, end in spans:
-        busy += max(0.0, end - max(start, reached))
+    breaks = sorted(pauses)
+    idle, reached = 0.0, spans[0][1]
+    for start, end in spans[1:]:
+        if start > reached and bisect(breaks, start) == bisect(breaks, reached):
+            idle += start - reached
         reached = max(reached, end)
-    span = reached - spans[0][0]
-    return 1.0 - busy / span if span > 0 else 0.0
+    busy = _covered(spans)
+    return idle / (idle + busy) if idle + busy > 0 else 0.0
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of sorted intervals."""
+    total, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
