@@ -192,6 +192,7 @@ def test_streams_between_blocks_are_in_single_precision_under_autocast() -> None
     ("make", "message"),
     [
         (lambda: revnet_cifar(19), "depth 19 is not 6n"),
+        (lambda: revnet_cifar(8, stem_stride=3), "stem_stride must be 1 .* or 2 .*, got 3"),
         (lambda: RevNet((2, 0)), "got 0 in group 2"),
         (lambda: IRevNet((0,)), "got 0 in group 1"),
         (lambda: revnet18(stem="big"), "unknown stem 'big'"),
@@ -202,6 +203,13 @@ def test_streams_between_blocks_are_in_single_precision_under_autocast() -> None
 def test_bad_options(make, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_a_stem_of_stride_two_halves_all_maps() -> None:
+    x = torch.zeros(1, 3, 16, 16)
+    full, half = revnet_cifar(8, width=4).stem(x), revnet_cifar(8, width=4, stem_stride=2).stem(x)
+    assert full[0].shape == (1, 4, 16, 16)
+    assert half[0].shape == half[1].shape == (1, 4, 8, 8)
 
 
 def test_bad_inputs_of_transformers() -> None:

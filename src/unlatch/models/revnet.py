@@ -110,12 +110,12 @@ def revnet_cifar(
     classes: int = 10,
     in_channels: int = 3,
     width: int = 16,
-    stem: str = "small",
+    stem_stride: int = 1,
     zero_init: bool = False,
 ) -> RevNet:
     """The reversible form of the ResNets for small images: three groups, depth 6n+2. Any size from 4x4 on works.
 
-    `stem="half"` halves the images at once, which makes it four times cheaper.
+    With `stem_stride=2` the first convolution halves the images, which makes everything after it four times cheaper.
 
     >>> model = revnet_cifar(8, in_channels=1)
     >>> len(model.blocks())
@@ -124,6 +124,9 @@ def revnet_cifar(
     n, rest = divmod(depth - 2, 6)
     if rest or n < 1:
         raise ConfigError(f"depth {depth} is not 6n+2: expected 8, 14, 20, 26, 32, ... for a CIFAR RevNet")
+    if stem_stride not in (1, 2):
+        raise ConfigError(f"stem_stride must be 1 (full size) or 2 (half of it), got {stem_stride!r}")
+    stem = "half" if stem_stride == 2 else "small"
     return RevNet((n, n, n), width=width, classes=classes, in_channels=in_channels, stem=stem, zero_init=zero_init)
 
 
