@@ -1,0 +1,52 @@
+"""The command line: one module per command, each with a function `command` that typer turns into flags and help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import train
+from .failures import ReadableErrors
+
+__all__ = ["app", "main"]
+
+#: In the order in which `unlatch --help` lists them; a command is called like its module.
+COMMANDS = (train,)
+
+app = typer.Typer(
+    name="unlatch",
+    cls=ReadableErrors,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train PyTorch models with methods that open the locks of backpropagation.",
+)
+for _module in COMMANDS:
+    app.command(_module.__name__.rpartition(".")[2])(_module.command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train PyTorch models with methods that open the locks of backpropagation.
+
+    Exit codes: 0 all well, 1 a run or a check failed, 2 the settings or the usage are wrong, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Entry point of the `unlatch` command."""
+    app()

@@ -1,0 +1,130 @@
+"""From settings to a brief: everything the ranks of one run must agree on, decided once and sent to all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import data, models
+from ..api import Run, parallelize
+from ..config import Config
+from ..data.loader import Loader
+from ..methods import DTRP, Method, get
+from ..nn.tree import Tree
+from ..plan import Plan
+
+__all__ = ["Brief", "build_model", "loaders", "make_run", "prepare", "updates_in"]
+
+
+@dataclass(frozen=True)
+class Brief:
+    """A run with every open choice made: which cut, how many micro-batches, how many updates.
+
+    **Arguments:**
+
+    - `method`: with nothing left on `"auto"`.
+    - `plan`: where the model is cut.
+    - `model_options`: arguments of the model's builder, those that follow from the data included.
+    - `batches`: batches per epoch.
+    - `notes`: what the user should know about these choices.
+    """
+
+    config: Config
+    method: Method
+    plan: Plan
+    model_options: dict[str, Any]
+    batches: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def units(self) -> int:
+        """What the engine counts as batches in one epoch: several of the loader's as one under batch compensation."""
+        return math.ceil(self.batches / self.joined)
+
+    @property
+    def joined(self) -> int:
+        """Batches of the loader that are processed as one."""
+        return self.method.compensate if isinstance(self.method, DTRP) and self.method.compensate != "auto" else 1
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches per update."""
+        return (self.method.microbatches if self.method.microbatches != "auto" else 1) * self.method.accumulate
+
+
+def updates_in(units: int, epochs: int, accumulate: int) -> int:
+    """Updates of a whole run; what is left of an accumulation at the end makes one of its own.
+
+    >>> updates_in(units=5, epochs=2, accumulate=4)
+    3
+    """
+    return math.ceil(units * epochs / accumulate)
+
+
+def loaders(config: Config) -> tuple[Loader, Loader]:
+    """The training and the test batches that the settings ask for."""
+    asked = config.data
+    train, test = data.load(asked.name, asked.dir, train_size=asked.subset, **asked.options)
+    augment = train.augment is not None if asked.augment is None else asked.augment
+    common: dict[str, Any] = {"batch_size": asked.batch_size, "channels_last": config.model.channels_last}
+    return (
+        Loader(train, shuffle=True, seed=config.run.seed, augment=augment, drop_last=asked.drop_last, **common),
+        Loader(test, **common),
+    )
+
+
+def build_model(config: Config, options: dict[str, Any]) -> nn.Module:
+    """The model with its initial weights: a function of the seed, so that every rank builds the same one."""
+    torch.manual_seed(config.run.seed)
+    model = models.build(config.model.name, **options)
+    # torch's overloads know no memory_format without a dtype.
+    return model.to(memory_format=torch.channels_last) if config.model.channels_last else model  # type: ignore[call-overload]
+
+
+def prepare(config: Config, train: Loader | None = None) -> Brief:
+    """Read the data, build the model, measure it, cut it, and decide what was left open.
+
+    Everything that can be wrong with the settings comes to light here, before any process is started.
+
+    **Arguments:** `train`: the training batches if they are at hand; read otherwise.
+    """
+    loader = train or loaders(config)[0]
+    suited = models.options_for(config.model.name, loader.data.sample_shape, loader.data.classes)
+    options = suited | config.model.options
+    model = build_model(config, options)
+    sample = loader.batch(0, 0)
+    method = get(config.method.name, **config.method.options)
+    trial = _parallelize(config, model, method, sample=sample, distributed=False)
+    return Brief(config, trial.method, trial.plan, options, len(loader), tuple(trial.notes))
+
+
+def make_run(brief: Brief, sample: tuple[Tree, Tree] | None = None, **changes: Any) -> Run:
+    """The run of a brief, on whatever ranks this process is one of; `changes` replace arguments of `parallelize`."""
+    config = brief.config
+    updates = updates_in(brief.units, config.run.epochs, brief.method.accumulate)
+    settings = {"plan": brief.plan, "lr_scheduler": config.lr_factory(updates), "sample": sample}
+    model = changes.pop("model", None) or build_model(config, brief.model_options)
+    method = changes.pop("method", brief.method)
+    return _parallelize(config, model, method, **{**settings, **changes})
+
+
+def _parallelize(config: Config, model: nn.Module, method: Method, **changes: Any) -> Run:
+    settings: dict[str, Any] = {
+        "stages": config.run.stages,
+        "loss_fn": config.loss_fn(),
+        "optimizer": config.optimizer_factory(),
+        "split": _split(config.run.split),
+        "precision": config.run.precision,
+        "clip_grad_norm": config.run.clip_grad_norm,
+        "seed": config.run.seed,
+    }
+    return parallelize(model, method, **{**settings, **changes})
+
+
+def _split(split: str | Sequence[str]) -> str | list[str]:
+    return split if isinstance(split, str) else list(split)

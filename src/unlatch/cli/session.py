@@ -1,0 +1,222 @@
+"""One rank's part in a training run with a folder: train, measure, write down, leave a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import statistics as stats
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..api import Epoch, Run, StepResult
+from ..data.loader import Loader
+from ..errors import ConfigError
+from ..io import checkpoint
+from ..io.metrics import Metrics
+from ..runtime.events import Event, bubble
+from .brief import Brief, loaders, make_run
+from .console import people
+from .progress import Display, Silent, display_for
+from .ranks import agree, gather, rank
+from .stopping import Stoppable, stop_file
+
+__all__ = ["Order", "train_session"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a session writes and shows.
+
+    **Arguments:**
+
+    - `folder`: of the run; exists.
+    - `resume`: continue from the checkpoint in it.
+    - `save_every`: epochs between checkpoints; 0 for one at the end only. Each empties the pipeline.
+    - `people_on_stderr`: whether stdout belongs to a machine.
+    - `silent`: show nothing.
+    """
+
+    folder: str
+    resume: bool = False
+    save_every: int = 0
+    people_on_stderr: bool = False
+    silent: bool = False
+
+    @property
+    def last(self) -> Path:
+        """The newest checkpoint."""
+        return Path(self.folder) / "last"
+
+
+class _Stopped(Exception):
+    """The user asked to stop; raised on all ranks at the same place."""
+
+
+def train_session(brief: Brief, order: Order, data: tuple[Loader, Loader] | None = None) -> dict[str, Any]:
+    """Train as the brief says. Called alike on every rank; the first one reads the data and writes the folder.
+
+    **Returns:** the summary that is also written to `summary.json`, on every rank.
+    """
+    torch.set_num_threads(brief.config.run.threads)
+    leads = rank() == 0
+    train, test = (data or loaders(brief.config)) if leads else (None, None)
+    metrics = Metrics(order.folder) if leads else None
+    try:
+        with make_run(brief) as run:
+            session = _Session(brief, order, run, metrics)
+            return session.train(train, test)
+    finally:
+        if metrics is not None:
+            metrics.close()
+
+
+class _Session:
+    def __init__(self, brief: Brief, order: Order, run: Run, metrics: Metrics | None) -> None:
+        self.brief, self.order, self.run, self.metrics = brief, order, run, metrics
+        self.epochs: list[Epoch] = []
+        self.bubbles: list[list[float]] = []
+        self.stages: list[dict[str, Any]] = []
+        self._since = time.perf_counter()
+        self._step = 0
+        self._source: Stoppable | None = None
+
+    def train(self, train: Loader | None, test: Loader | None) -> dict[str, Any]:
+        start = time.perf_counter()
+        if self.order.resume:
+            self._resume(train)
+        left = self.brief.config.run.epochs - self.run.epochs
+        stop = stop_file(self.order.folder)
+        self._source = Stoppable(train, stop) if train is not None else None
+        judge = Stoppable(test, stop) if test is not None else None
+        self.display = self._display()
+        self._since = time.perf_counter()
+        status = "finished"
+        try:
+            self.run.fit(self._source, left, judge, on_step=self._on_step, on_epoch=self._on_epoch)
+        except _Stopped:
+            status = "interrupted"
+        finally:
+            self.display.close()
+        self.run.save(self.order.last)
+        return self._close(status, time.perf_counter() - start)
+
+    def _display(self) -> Display:
+        config = self.brief.config
+        if self.metrics is None or self.order.silent:
+            return Silent()
+        console = people(self.order.people_on_stderr)
+        return display_for(console, config.run.epochs, self.brief.units, config.data.batch_size * self.brief.joined)
+
+    # ----------------------------------------------------------------- resume
+
+    def _resume(self, train: Loader | None) -> None:
+        """Weights, optimizer, counters, and the place in the data after the last batch that was fed."""
+        self.run.load(self.order.last)
+        if self.run.epochs >= self.brief.config.run.epochs:
+            raise ConfigError(
+                f"{self.order.folder} has been trained for {self.run.epochs} epochs already: raise --epochs to continue"
+            )
+        fed = int(checkpoint.read(self.order.last).state["loop"]["batches"])
+        self._step = fed
+        inside = (fed - self.run.epochs * self.brief.units) * self.brief.joined
+        if train is not None and 0 < inside < len(train):
+            train.load_state_dict(train.state_dict() | {"epoch": self.run.epochs, "batch": inside})
+
+    # -------------------------------------------------------------- callbacks
+
+    def _on_step(self, result: StepResult) -> None:
+        self._step = result.step
+        self.display.step(result)
+        if self.metrics is not None and result.loss is not None:
+            self.metrics.log(result.step, {"train/loss": result.loss})
+
+    def _on_epoch(self, epoch: Epoch) -> None:
+        stopped = agree(self._source is not None and self._source.stopped)
+        if stopped:
+            # This epoch is not over: a continued run goes on inside it.
+            self.run.epochs -= 1
+            raise _Stopped
+        if agree(stop_file(self.order.folder).exists()):
+            raise _Stopped
+        self.epochs.append(epoch)
+        self._measure()
+        self.display.epoch(epoch, max(stage["staleness"] for stage in self.stages))
+        if self.metrics is not None:
+            self.metrics.log(self._step, self._numbers(epoch))
+        if self.order.save_every and (epoch.epoch + 1) % self.order.save_every == 0:
+            self.run.save(self.order.last)
+        self._since = time.perf_counter()
+
+    def _measure(self) -> None:
+        """Staleness and memory so far; bubble of this epoch alone, since evaluation is not idleness."""
+        found = self.run.statistics()
+        mine = [e for e in self.run.events if e.start >= self._since]
+        idle = gather(bubble(mine, {e.stage for e in mine}))
+        self.bubbles.append(idle)
+        self.stages = [{**asdict(stage), "bubble": idle[stage.rank]} for stage in found]
+
+    def _numbers(self, epoch: Epoch) -> dict[str, float]:
+        numbers: dict[str, float] = {
+            "epoch/number": epoch.epoch + 1,
+            "train/epoch_loss": epoch.loss,
+            "train/samples_per_second": epoch.samples_per_second,
+            **{f"eval/{name}": value for name, value in epoch.evaluation.items()},
+        }
+        for stage in self.stages:
+            numbers |= {
+                f"stage{stage['stage']}/{name}": stage[name]
+                for name in ("staleness", "predicted_staleness", "bubble", "peak_bytes", "weight_copies", "updates")
+            }
+        return numbers
+
+    # -------------------------------------------------------------------- end
+
+    def _close(self, status: str, seconds: float) -> dict[str, Any]:
+        events = sorted((e for part in gather(self.run.events) for e in part), key=lambda e: e.start)
+        summary = self._summary(status, seconds)
+        if self.metrics is not None:
+            folder = Path(self.order.folder)
+            _write_events(folder / "events.jsonl", events)
+            (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        return summary
+
+    def _summary(self, status: str, seconds: float) -> dict[str, Any]:
+        config, last = self.brief.config, self.epochs[-1] if self.epochs else None
+        evaluation = last.evaluation if last is not None else {}
+        # The first epoch fills the pipeline and warms caches; it counts only if it is all there is.
+        steady = self.epochs[1:] or self.epochs
+        bubbles = self.bubbles[1:] or self.bubbles
+        per_rank = [stats.median(column) for column in zip(*bubbles, strict=True)]
+        return {
+            "status": status,
+            "method": config.method.name,
+            "method_in_full": repr(self.brief.method),
+            "model": config.model.name,
+            "data": config.data.name,
+            "processes": config.run.processes,
+            "microbatches": self.brief.method.microbatches,
+            "batch_size": config.data.batch_size,
+            "seed": config.run.seed,
+            "epochs": self.run.epochs,
+            "steps": self._step,
+            "accuracy": evaluation.get("accuracy"),
+            "eval_loss": evaluation.get("loss"),
+            "train_loss": last.loss if last is not None else None,
+            "samples_per_second": stats.median(e.samples_per_second for e in steady) if steady else None,
+            "bubble": stats.mean(per_rank) if per_rank else None,
+            "seconds": seconds,
+            "stages": [{**stage, "bubble": per_rank[stage["rank"]]} for stage in self.stages],
+        }
+
+
+def _write_events(path: Path, events: Sequence[Event]) -> None:
+    """One line per action; times in seconds since the first one."""
+    origin = events[0].start if events else 0.0
+    with path.open("w", encoding="utf-8") as file:
+        for event in events:
+            shifted = event._replace(start=round(event.start - origin, 7), end=round(event.end - origin, 7))
+            file.write(json.dumps(shifted._asdict()) + "\n")

@@ -1,0 +1,194 @@
+"""`unlatch train`: settings in, a run folder out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch.distributed as dist
+import typer
+from rich.console import Console
+
+from ..config import Config
+from ..errors import ConfigError, UnlatchError
+from ..io import checkpoint
+from ..io.run_folder import RunFolder
+from ..runtime.launch import Ranks
+from .advice import advise_method, inertia_of
+from .brief import Brief, loaders, prepare
+from .console import emit_json, people
+from .failures import INTERRUPTED, Reported
+from .ranks import agree, join_torchrun, rank, under_torchrun
+from .session import Order, train_session
+from .settings import read_settings
+from .stopping import stopping_on_signals
+
+__all__ = ["command"]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The flags."""
+
+    conf: Path | None
+    method: str | None
+    overrides: list[str]
+    run: dict[str, Any]
+    data_dir: str | None
+    out: Path | None
+    overwrite: bool
+    resume: Path | None
+    save_every: int
+    as_json: bool
+
+
+def command(
+    conf: Annotated[
+        Path | None, typer.Argument(metavar="CONF.toml", help="Settings. With --resume those of the run, unless given.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Another method than the file's; see `unlatch methods`.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Local processes that share the stages; 1 runs inline.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training data, earlier ones included.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; default: the next free runs/METHOD-N.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in --out.")] = False,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data are; also UNLATCH_DATA.")] = None,
+    save_every: Annotated[
+        int, typer.Option(metavar="EPOCHS", min=0, help="Checkpoint every so many epochs (it empties the pipeline).")
+    ] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON; progress goes to stderr.")
+    ] = False,
+) -> None:
+    """Train a model and keep everything about it in a run folder.
+
+    \b
+    unlatch train conf.toml
+    unlatch train conf.toml --method dtrp --stages 4 --processes 2 --set optimizer.lr=0.05
+    unlatch train --resume runs/dtrp-1 --epochs 20
+    torchrun --nproc-per-node 4 -m unlatch train conf.toml --stages 4
+
+    The smallest settings file is two lines: [model] and name = "resnet20". Ctrl-C finishes the batch under way, writes
+    a checkpoint and exits with code 130; a second one exits at once.
+    """
+    run = {"stages": stages, "processes": processes, "epochs": epochs}
+    request = _Request(conf, method, overrides or [], run, data_dir, out, overwrite, resume, save_every, as_json)
+    summary = _under_torchrun(request) if under_torchrun() else _here(request)
+    if rank() == 0:
+        _report(summary, as_json)
+    if summary["status"] == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _here(request: _Request) -> dict[str, Any]:
+    """Train inline, or on ranks started from here."""
+    console = people(request.as_json)
+    config, notes = _settings(request)
+    data = loaders(config)
+    brief = prepare(config, data[0])
+    folder = _folder(request, config)
+    _announce(console, brief, notes, folder)
+    order = _order(request, folder)
+    with stopping_on_signals(folder.path):
+        if config.run.processes == 1:
+            return {**train_session(brief, order, data), "out": str(folder.path)}
+        with Ranks(config.run.processes, threads=config.run.threads) as ranks:
+            return {**ranks.run(train_session, brief, order)[0], "out": str(folder.path)}
+
+
+def _under_torchrun(request: _Request) -> dict[str, Any]:
+    """Train as one of the processes that torchrun started; the first decides for all."""
+    join_torchrun()
+    request.run["processes"] = dist.get_world_size()
+    found: tuple[Brief, Order] | UnlatchError | None = None
+    data = None
+    if rank() == 0:
+        try:
+            config, notes = _settings(request)
+            data = loaders(config)
+            brief = prepare(config, data[0])
+            folder = _folder(request, config)
+            _announce(people(request.as_json), brief, notes, folder)
+            found = brief, _order(request, folder)
+        except UnlatchError as error:
+            found = error
+    agreed = agree(found)
+    if isinstance(agreed, UnlatchError):
+        raise agreed if rank() == 0 else Reported(str(agreed)) from agreed
+    assert agreed is not None
+    brief, order = agreed
+    with stopping_on_signals(order.folder):
+        return {**train_session(brief, order, data), "out": order.folder}
+
+
+def _settings(request: _Request) -> tuple[Config, list[str]]:
+    source = request.conf
+    if request.resume is not None:
+        folder = RunFolder.resume(request.resume)
+        if not checkpoint.exists(folder.path / "last"):
+            raise ConfigError(f"{folder.path}: no checkpoint in it to continue from; expected {folder.path / 'last'}")
+        source = source or _newest_settings(folder.path)
+    if source is None:
+        raise ConfigError("which settings? Expected a TOML file: unlatch train conf.toml")
+    return read_settings(source, request.overrides, method=request.method, data_dir=request.data_dir, **request.run)
+
+
+def _newest_settings(folder: Path) -> Path:
+    """The settings a run was last continued with: `config-3.toml` rather than `config.toml`."""
+    numbered = {int(name): path for path in folder.glob("config-*.toml") if (name := path.stem[7:]).isdigit()}
+    return numbered[max(numbered)] if numbered else folder / "config.toml"
+
+
+def _folder(request: _Request, config: Config) -> RunFolder:
+    if request.resume is not None:
+        folder = RunFolder.resume(request.resume)
+    elif (chosen := request.out or config.run.out) is not None:
+        folder = RunFolder.at(chosen, overwrite=request.overwrite)
+    else:
+        folder = RunFolder.new(config.method.name)
+    folder.describe(config.dump())
+    return folder
+
+
+def _order(request: _Request, folder: RunFolder) -> Order:
+    return Order(str(folder.path), request.resume is not None, request.save_every, request.as_json)
+
+
+def _announce(console: Console, brief: Brief, notes: list[str], folder: RunFolder) -> None:
+    """What is going to happen, and what could go wrong with it."""
+    config, stages = brief.config, brief.config.run.stages
+    where = "inline" if config.run.processes == 1 else f"on {config.run.processes} processes"
+    console.print(f"{config.method.name}, {stages} stage{'s'[: stages > 1]} {where}: {brief.method}")
+    console.print(str(brief.plan))
+    # The plan prints its own note.
+    for note in [*notes, *(n for n in brief.notes if n != brief.plan.note)]:
+        console.print(f"note: {note}")
+    advice = advise_method(brief.method, stages, inertia_of(config), config.data.batch_size)
+    if advice is None:
+        console.print("no gradient is late: this method trains as bp does")
+    else:
+        for line in advice.table()[: len(advice.gaps) + 1]:
+            console.print(line)
+        if advice.warning is not None:
+            console.print(f"warning: {advice.warning}", style="bold yellow")
+    console.print(f"writing to {folder.path}")
+
+
+def _report(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit_json(summary)
+        return
+    console = people()
+    if summary["status"] == "interrupted":
+        console.print(f"interrupted; continue with: unlatch train --resume {summary['out']}")
+        return
+    accuracy = f", accuracy {summary['accuracy']:.4f}" if summary["accuracy"] is not None else ""
+    console.print(
+        f"done in {summary['seconds']:.1f} s{accuracy}, {summary['samples_per_second']:,.0f} samples/s, "
+        f"bubble {summary['bubble']:.0%}: {summary['out']}"
+    )
