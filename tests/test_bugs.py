@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.optim import lr_scheduler as schedules
 
 import unlatch
 from recording import Optimizers, RecordingSGD, feed
@@ -68,3 +69,20 @@ def test_a_damaged_label_was_trained_on():
     header[header == 255] = 254
     with pytest.raises(TransportError, match="damaged"):
         open_envelope(header)
+
+
+def test_schedules_made_of_schedules_started_again_after_a_resume(tmp_path):
+    def warmup_then_decay(optimizer: torch.optim.Optimizer) -> schedules.SequentialLR:
+        first = schedules.LinearLR(optimizer, 0.1, total_iters=4)
+        return schedules.SequentialLR(optimizer, [first, schedules.ExponentialLR(optimizer, 0.5)], [4])
+
+    def start() -> unlatch.Run:
+        return unlatch.parallelize(
+            tanh_net(1), stages=1, loss_fn=mse_loss, optimizer=sgd, lr_scheduler=warmup_then_decay
+        )
+
+    data, run, again = vectors(8), start(), start()
+    feed(run, data[:3])
+    run.save(tmp_path / "checkpoint")
+    again.load(tmp_path / "checkpoint")
+    assert [r.loss for r in feed(again, data[3:])] == [r.loss for r in feed(run, data[3:])]

@@ -1,4 +1,4 @@
-"""A checkpoint written by two ranks is read by any number of stages, any method and plain PyTorch; resuming is exact."""
+"""A checkpoint written by two ranks is read by any number of stages, any method, plain PyTorch; resuming is exact."""
 
 from __future__ import annotations
 
