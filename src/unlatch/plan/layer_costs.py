@@ -1,0 +1,222 @@
+"""What the three tasks of each layer cost, in any unit of time, and the JSON file in which such costs are kept.
+
+Training a layer is three tasks: F (forward), D (gradient of its input) and G (gradient of its weights). The first layer
+has no D, because nobody asks for the gradient of the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..errors import PlanError
+from ..lookup import did_you_mean
+from .profile import BlockCost
+
+__all__ = [
+    "LayerCost",
+    "Number",
+    "as_chain",
+    "exact",
+    "from_profile",
+    "layer_costs_from_json",
+    "layer_costs_to_json",
+    "plain",
+    "read_layer_costs",
+    "total_work",
+    "write_layer_costs",
+]
+
+#: Integers and fractions are kept exact by every planner.
+Number: TypeAlias = int | float | Fraction
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Time of the three tasks of one layer for one mini-batch, and bytes.
+
+    >>> LayerCost("conv1", F=3, D=3, G=4).backward
+    7
+    """
+
+    name: str
+    F: Number
+    #: Gradient of the layer's input; ignored for the first layer.
+    D: Number
+    G: Number
+    #: Output of the layer; the gradient of the output is as large.
+    activation_bytes: Number = 0
+    weight_bytes: Number = 0
+    #: The part of D that multiplies elementwise with the derivative of the activation function of the layer below.
+    hadamard: Number = 0
+    #: What must be kept from F to G; by default the layer's input.
+    kept_bytes: Number | None = None
+
+    @property
+    def backward(self) -> Number:
+        """Both gradients together."""
+        return self.D + self.G
+
+    @property
+    def work(self) -> Number:
+        """All three tasks together."""
+        return self.F + self.D + self.G
+
+
+_REQUIRED = ("name", "F", "D", "G")
+_TIMES = ("F", "D", "G", "hadamard")
+_BYTES = ("activation_bytes", "weight_bytes", "kept_bytes")
+_KNOWN = ("name", *_TIMES, *_BYTES)
+
+
+def as_chain(costs: Sequence[LayerCost]) -> list[LayerCost]:
+    """The costs of a whole chain, with the D of the first layer set to zero.
+
+    >>> as_chain([LayerCost("a", 1, 9, 1), LayerCost("b", 1, 1, 1)])[0].D
+    0
+    """
+    if not costs:
+        raise PlanError("there are no layers to plan: expected the costs of at least one")
+    layers = [replace(costs[0], D=0, hadamard=0), *costs[1:]]
+    for position, layer in enumerate(layers):
+        for field in (*_TIMES, *_BYTES):
+            value = getattr(layer, field)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise PlanError(f"{_where(position, layer.name)}: {field} must be finite and not negative, got {value}")
+        if layer.hadamard > layer.D:
+            raise PlanError(
+                f"{_where(position, layer.name)}: hadamard is a part of D, but {layer.hadamard} is more than {layer.D}"
+            )
+    if not any(layer.work for layer in layers):
+        raise PlanError("all costs are zero: there is nothing to plan")
+    return layers
+
+
+def total_work(costs: Sequence[LayerCost]) -> Number:
+    """F + D + G over all layers, without the D of the first.
+
+    >>> total_work([LayerCost("a", 1, 9, 1), LayerCost("b", 1, 1, 1)])
+    5
+    """
+    return sum((layer.work for layer in as_chain(costs)), start=0)
+
+
+def exact(value: Number) -> Fraction:
+    """A number as a fraction; a float stands for the decimal number it is written as.
+
+    >>> exact(0.1) + exact(0.2) == exact(0.3)
+    True
+    """
+    return Fraction(repr(float(value))) if isinstance(value, float) else Fraction(value)
+
+
+def plain(value: Number) -> int | float:
+    """A number as JSON has it: whole if it is whole.
+
+    >>> plain(Fraction(11, 2)), plain(Fraction(4))
+    (5.5, 4)
+    """
+    return int(value) if math.isfinite(value) and value == int(value) else float(value)
+
+
+def from_profile(blocks: Sequence[BlockCost]) -> list[LayerCost]:
+    """Layer costs, in seconds, from what `profile` measured.
+
+    >>> from_profile([BlockCost("a", 0.1, 0.0, 0.2, 64, 128, 32)])[0].G
+    0.2
+    """
+    return [
+        LayerCost(
+            block.name,
+            block.forward,
+            block.input_grad,
+            block.weight_grad,
+            activation_bytes=block.output_bytes,
+            weight_bytes=block.weight_bytes,
+            kept_bytes=block.kept_bytes,
+        )
+        for block in blocks
+    ]
+
+
+def layer_costs_from_json(data: Any, source: str = "costs") -> list[LayerCost]:
+    """Layer costs from a list of objects with `name`, `F`, `D`, `G`, and optionally `activation_bytes`, `weight_bytes`.
+
+    **Arguments:**
+
+    - `data`: what `json.loads` gave.
+    - `source`: how error texts call it.
+
+    >>> layer_costs_from_json([{"name": "fc", "F": 1, "G": 2}])
+    [LayerCost(name='fc', F=1, D=0, G=2, activation_bytes=0, weight_bytes=0, hadamard=0, kept_bytes=None)]
+    """
+    if not isinstance(data, list) or not data:
+        raise PlanError(
+            f'{source}: expected a list of layers, [{{"name": ..., "F": ..., "D": ..., "G": ..., "activation_bytes": '
+            f'..., "weight_bytes": ...}}, ...], got {"an empty list" if data == [] else type(data).__name__}'
+        )
+    return as_chain([_layer(entry, position, source) for position, entry in enumerate(data)])
+
+
+def layer_costs_to_json(costs: Sequence[LayerCost]) -> list[dict[str, Any]]:
+    """The inverse of `layer_costs_from_json`; fractions become floats, optional fields are left out if not set."""
+    entries = []
+    for layer in costs:
+        fields = {key: value for key, value in asdict(layer).items() if value is not None}
+        if not layer.hadamard:
+            del fields["hadamard"]
+        entries.append({k: float(v) if isinstance(v, Fraction) else v for k, v in fields.items()})
+    return entries
+
+
+def read_layer_costs(path: str | Path) -> list[LayerCost]:
+    """Layer costs from a JSON file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read the costs file {path}: {error}") from error
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
+    return layer_costs_from_json(data, str(path))
+
+
+def write_layer_costs(path: str | Path, costs: Sequence[LayerCost]) -> None:
+    """Write the file that `read_layer_costs` reads, one layer per line."""
+    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in layer_costs_to_json(costs))
+    Path(path).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def _layer(entry: Any, position: int, source: str) -> LayerCost:
+    name = entry.get("name") if isinstance(entry, Mapping) else None
+    where = f"{source}: {_where(position, name)}"
+    if not isinstance(entry, Mapping):
+        raise PlanError(f"{where}: expected an object with {', '.join(_REQUIRED)}, got {type(entry).__name__}")
+    for key in entry:
+        if key not in _KNOWN:
+            raise PlanError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), _KNOWN)} Known: {', '.join(_KNOWN)}")
+    # The first layer's D is ignored, so it may be missing.
+    missing = [key for key in _REQUIRED if key not in entry and not (key == "D" and position == 0)]
+    if missing:
+        raise PlanError(f"{where}: {', '.join(missing)} missing; a layer needs {', '.join(_REQUIRED)}")
+    if not isinstance(name, str):
+        raise PlanError(f"{where}: name must be a text, got {name!r}")
+    numbers = {key: value for key, value in entry.items() if key != "name"}
+    if position == 0:
+        numbers |= {"D": 0, "hadamard": 0}
+    for key, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise PlanError(f"{where}: {key} must be a number, got {value!r}")
+        if not math.isfinite(value) or value < 0:
+            raise PlanError(f"{where}: {key} must be finite and not negative, got {value}")
+    return LayerCost(name, **numbers)
+
+
+def _where(position: int, name: object) -> str:
+    return f"layer {position}" + (f" ({name!r})" if name is not None else "")

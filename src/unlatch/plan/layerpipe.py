@@ -1,0 +1,229 @@
+"""LayerPipe: the three tasks of every layer as separate work for any number of processors.
+
+A reconstruction: the abstract of LayerPipe (Unnikrishnan and Parhi 2021) names the two ideas (the gradients of weights
+and of activations are independent tasks; the latter is divided between two consecutive layers), not the algorithm. Here
+the tasks stand in one row, processors take consecutive runs of it, and the best cut is found exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from ..errors import PlanError
+from .chain_partition import split_row
+from .channel import FREE, Channel
+from .layer_costs import LayerCost, Number, as_chain, exact, plain
+from .linked_partition import linked_interval, split_linked
+from .retiming import Delays, delays, retime
+from .tasks import Mode, Task, chain_items, check_mode
+from .traffic import cut_bytes, direct_bytes
+
+__all__ = ["LayerPipePlan", "assemble", "iteration_bound", "pipedream_interval", "plan_layerpipe", "task_size"]
+
+
+@dataclass(frozen=True)
+class LayerPipePlan:
+    """Which processor does what, when, and what follows from it.
+
+    Numbers are exact fractions if all costs are whole numbers or fractions, else floats.
+    """
+
+    #: The layers, as `as_chain` gives them.
+    layers: tuple[LayerCost, ...]
+    processors: int
+    mode: Mode
+    tasks: tuple[Task, ...]
+    #: Time per mini-batch in steady state.
+    initiation_interval: Number
+    #: Time that each processor computes per mini-batch.
+    loads: tuple[Number, ...]
+    delays: Delays
+    #: Bytes per mini-batch over each border of the row of processors; empty if tasks are not placed in a row.
+    cut_bytes: tuple[Number, ...]
+    communication_bytes: Number
+    channel: Channel = FREE
+    #: Whether no other placement in this mode has a smaller interval; for plans in a row: no other row.
+    proven: bool = True
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether every processor has a consecutive run of the row of tasks."""
+        return bool(self.cut_bytes) or self.processors == 1
+
+    @property
+    def work(self) -> Number:
+        """Time of all tasks of one mini-batch on one processor."""
+        return sum(self.loads, start=0)
+
+    @property
+    def utilisation(self) -> Number:
+        """Share of the time that the processors compute, on average."""
+        return self.work / (self.processors * self.initiation_interval)
+
+    @property
+    def depth(self) -> int:
+        """Slots from the first forward to the last gradient of one mini-batch."""
+        return max(task.slot for task in self.tasks)
+
+    def makespan(self, batches: int) -> Number:
+        """Time of a run in which all processors change slots together.
+
+        >>> plan_layerpipe([LayerCost("", 1, 1, 1)] * 4, 4).makespan(34)
+        Fraction(110, 1)
+        """
+        return self.initiation_interval * (batches + self.depth)
+
+    @property
+    def stash_bytes(self) -> Number:
+        """Bytes kept of old weights for D and of layer inputs for G, without the input of the first layer."""
+        weights = [layer.weight_bytes for layer in self.layers]
+        inputs = [0, *(layer.activation_bytes for layer in self.layers[:-1])]
+        kept = zip(self.delays.weight_stash, weights, self.delays.activation, inputs, strict=True)
+        return sum((old * weight + slots * size for old, weight, slots, size in kept), start=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer of `unlatch plan --method layerpipe --json`; layers and processors count from 0."""
+        return {
+            "method": "layerpipe",
+            "mode": self.mode,
+            "processors": self.processors,
+            "initiation_interval": plain(self.initiation_interval),
+            "loads": [plain(load) for load in self.loads],
+            "tasks": [
+                {
+                    "task": task.kind,
+                    "layer": task.layer,
+                    "name": self.layers[task.layer].name,
+                    "processor": task.processor,
+                    "fraction": plain(task.fraction),
+                    "slot": task.slot,
+                }
+                for task in self.tasks
+            ],
+            "delays": list(self.delays.gradient),
+            "utilisation": plain(self.utilisation),
+            "communication_bytes": plain(self.communication_bytes),
+            "cut_bytes": [plain(size) for size in self.cut_bytes],
+            "weight_stash": list(self.delays.weight_stash),
+            "activation_buffers": list(self.delays.activation),
+            "stash_bytes": plain(self.stash_bytes),
+            "iteration_bound": plain(iteration_bound(self.layers, self.delays.gradient)),
+            "contiguous": self.contiguous,
+            "proven": self.proven,
+        }
+
+
+def plan_layerpipe(
+    costs: Sequence[LayerCost],
+    processors: int,
+    mode: str = "divisible",
+    *,
+    channel: Channel = FREE,
+    most_parts: int | None = None,
+) -> LayerPipePlan:
+    """The best consecutive placement of all tasks.
+
+    **Arguments:**
+
+    - `costs`: of the layers, in order; the D of the first is ignored.
+    - `processors`: how many; those that are of no use stay empty.
+    - `mode`: see `chain_items`.
+    - `channel`: links between neighbours. If messages take time, the cut also depends on what crosses it.
+    - `most_parts`: 2 keeps every D on at most two processors even where it is longer than the interval.
+
+    >>> plan = plan_layerpipe([LayerCost(name, 1, 1, 1) for name in "abcd"], 2)
+    >>> plan.initiation_interval, plan.delays.gradient
+    (Fraction(11, 2), (2, 2, 0, 0))
+    """
+    if processors < 1:
+        raise PlanError(f"expected at least 1 processor, got {processors}")
+    chain = as_chain(costs)
+    how = check_mode(mode)
+    items = chain_items(chain, how)
+    _, parts = split_row([i.size for i in items], [i.divisible for i in items], processors, most_parts)
+    placed = [Task(kind, layer, p.processor, p.fraction) for p in parts for kind, layer in items[p.item].tasks]
+    plan = assemble(chain, processors, how, placed, channel=channel)
+    if channel == FREE:
+        return plan
+    homes = split_linked(chain, items, processors, channel, known=float(plan.initiation_interval))
+    if homes is not None:
+        placed = [Task(*task, at, Fraction(1)) for item, at in zip(items, homes, strict=True) for task in item.tasks]
+        plan = assemble(chain, processors, how, placed, channel=channel)
+    return replace(plan, proven=how != "divisible")
+
+
+def assemble(
+    chain: Sequence[LayerCost],
+    processors: int,
+    mode: Mode,
+    placed: Sequence[Task],
+    *,
+    channel: Channel = FREE,
+    in_a_row: bool = True,
+    proven: bool = True,
+) -> LayerPipePlan:
+    """All that follows from where the tasks are placed."""
+    number = exact if channel == FREE and all(map(_is_exact, chain)) else float
+    tasks = retime(placed, len(chain))
+    loads = [Fraction(0)] * processors
+    for task in tasks:
+        loads[task.processor] += task_size(chain, mode, task)
+    cuts = cut_bytes(tasks, chain, processors) if in_a_row else []
+    total = sum(cuts, Fraction(0)) if in_a_row else direct_bytes(tasks, chain)
+    interval = max(loads) if channel == FREE else exact(linked_interval(loads, cuts, channel))
+    return LayerPipePlan(
+        layers=tuple(chain),
+        processors=processors,
+        mode=mode,
+        tasks=tuple(tasks),
+        initiation_interval=number(interval),
+        loads=tuple(number(load) for load in loads),
+        delays=delays(tasks, len(chain)),
+        cut_bytes=tuple(number(size) for size in cuts),
+        communication_bytes=number(total),
+        channel=channel,
+        proven=proven,
+    )
+
+
+def task_size(chain: Sequence[LayerCost], mode: Mode, task: Task) -> Fraction:
+    """Time that this share of a task takes."""
+    if task.kind == "H":
+        return exact(chain[task.layer + 1].hadamard)
+    size = exact(getattr(chain[task.layer], task.kind))
+    if task.kind == "D" and mode == "factor":
+        size -= exact(chain[task.layer].hadamard)
+    return size * task.fraction
+
+
+def pipedream_interval(costs: Sequence[LayerCost], processors: int) -> Fraction:
+    """Interval of the best straight pipeline of whole layers: the baseline.
+
+    >>> pipedream_interval([LayerCost("", 1, 1, 1)] * 4, 3)
+    Fraction(5, 1)
+    """
+    sizes = [exact(layer.F) + exact(layer.D) + exact(layer.G) for layer in as_chain(costs)]
+    return split_row(sizes, [False] * len(sizes), processors)[0]
+
+
+def iteration_bound(chain: Sequence[LayerCost], gradient_delays: Sequence[int]) -> Fraction:
+    """The interval that no machine can beat at these delays: the work round a layer's weight loop over its delays.
+
+    >>> iteration_bound(as_chain([LayerCost("", 1, 1, 1)] * 4), (0, 0, 0, 0))
+    Fraction(8, 1)
+    """
+    best = Fraction(0)
+    after = Fraction(0)
+    for layer, delay in zip(reversed(chain), reversed(gradient_delays), strict=True):
+        loop = after + exact(layer.F) + exact(layer.G)
+        best = max(best, loop / (1 + delay))
+        after += exact(layer.F) + exact(layer.D)
+    return best
+
+
+def _is_exact(layer: LayerCost) -> bool:
+    values = (layer.F, layer.D, layer.G, layer.hadamard, layer.activation_bytes, layer.weight_bytes)
+    return all(isinstance(value, int | Fraction) for value in values)

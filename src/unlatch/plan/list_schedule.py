@@ -1,0 +1,162 @@
+"""Placement without neighbourhood: any task on any processor, which balances better and sends more.
+
+Because slots absorb every dependency, tasks are items to be packed into bins: the longest first, each into the emptiest
+bin (LPT); and first-fit decreasing for the smallest capacity that works (MULTIFIT). The better of the two is taken.
+Where D is divisible, F and G are packed so and the D's are poured on top.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil, gcd, lcm
+
+from ..errors import PlanError
+from .layer_costs import LayerCost, as_chain
+from .layerpipe import LayerPipePlan, assemble
+from .tasks import Item, Mode, Task, chain_items, check_mode
+
+__all__ = ["first_fit", "grain", "longest_first", "lower_bound", "place_items", "plan_list"]
+
+_ROUNDS = 24
+
+
+def plan_list(costs: Sequence[LayerCost], processors: int, mode: str = "atomic") -> LayerPipePlan:
+    """The best placement that list scheduling finds.
+
+    **Arguments:** as in `plan_layerpipe`.
+
+    **Returns:** a plan that is `proven` if it reaches the lower bound.
+
+    >>> plan = plan_list([LayerCost("", 1, 1, 1)] * 4, 4)
+    >>> plan.initiation_interval, plan.contiguous, plan.proven
+    (Fraction(3, 1), False, True)
+    """
+    if processors < 1:
+        raise PlanError(f"expected at least 1 processor, got {processors}")
+    chain = as_chain(costs)
+    how = check_mode(mode)
+    items = chain_items(chain, how)
+    whole = [number for number, item in enumerate(items) if not item.divisible]
+    sizes = [items[number].size for number in whole]
+    candidates = (longest_first(sizes, processors), first_fit(sizes, processors))
+    plans = [place_items(chain, processors, how, items, dict(zip(whole, homes, strict=True))) for homes in candidates]
+    return min(plans, key=lambda plan: (plan.initiation_interval, plan.communication_bytes))
+
+
+def longest_first(sizes: Sequence[Fraction], processors: int) -> list[int]:
+    """LPT: the processor of each item.
+
+    >>> longest_first([Fraction(2), Fraction(3), Fraction(1)], 2)
+    [1, 0, 1]
+    """
+    homes = [0] * len(sizes)
+    bins = [(Fraction(0), processor) for processor in range(processors)]
+    for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
+        load, processor = bins[0]
+        homes[number] = processor
+        heapq.heapreplace(bins, (load + sizes[number], processor))
+    return homes
+
+
+def first_fit(sizes: Sequence[Fraction], processors: int) -> list[int]:
+    """MULTIFIT: first-fit decreasing into bins of the smallest capacity at which it succeeds.
+
+    >>> first_fit([Fraction(n) for n in (3, 3, 2, 2, 2)], 2)
+    [0, 0, 1, 1, 1]
+    """
+    best = longest_first(sizes, processors)
+    high = _largest_load(sizes, best, processors)
+    low = max(sum(sizes, Fraction(0)) / processors, *sizes) if sizes else high
+    order = sorted(range(len(sizes)), key=lambda n: (-sizes[n], n))
+    for _ in range(_ROUNDS):
+        if low >= high:
+            break
+        capacity = (low + high) / 2
+        homes = _first_fit_decreasing(sizes, order, processors, capacity)
+        if homes is None:
+            low = capacity
+        else:
+            best, high = homes, _largest_load(sizes, homes, processors)
+    return best
+
+
+def place_items(
+    chain: Sequence[LayerCost], processors: int, mode: Mode, items: Sequence[Item], homes: dict[int, int]
+) -> LayerPipePlan:
+    """A plan from the processors of all items that are not divisible; the others are poured over the loads."""
+    loads = [Fraction(0)] * processors
+    for number, home in homes.items():
+        loads[home] += items[number].size
+    total = sum((item.size for item in items), Fraction(0))
+    level = max(*loads, total / processors)
+    tasks = []
+    processor = 0
+    for number, item in enumerate(items):
+        if number in homes:
+            tasks += [Task(kind, layer, homes[number], Fraction(1)) for kind, layer in item.tasks]
+            continue
+        rest = item.size
+        kind, layer = item.tasks[0]
+        if rest == 0:
+            tasks.append(Task(kind, layer, processor, Fraction(1)))
+        while rest > 0:
+            while loads[processor] == level:
+                processor += 1
+            share = min(rest, level - loads[processor])
+            loads[processor] += share
+            rest -= share
+            tasks.append(Task(kind, layer, processor, share / item.size))
+    return assemble(chain, processors, mode, tasks, in_a_row=False, proven=level == lower_bound(items, processors))
+
+
+def lower_bound(items: Sequence[Item], processors: int) -> Fraction:
+    """No placement has a smaller largest load.
+
+    It is at least an even share, rounded up to what whole items can add up to; and of any `k P + 1` whole items some
+    processor has `k + 1`.
+
+    >>> lower_bound([Item((), Fraction(3), False)] * 3, 2)
+    Fraction(6, 1)
+    """
+    even = sum((item.size for item in items), Fraction(0)) / processors
+    if not any(item.divisible for item in items):
+        step = grain(items)
+        even = ceil(even / step) * step
+    whole = sorted((item.size for item in items if not item.divisible), reverse=True)
+    crowded = [sum(whole[most - k : most + 1], Fraction(0)) for k, most in enumerate(range(0, len(whole), processors))]
+    return max(even, *crowded)
+
+
+def grain(items: Sequence[Item]) -> Fraction:
+    """The largest number of which all sizes are multiples.
+
+    >>> grain([Item((), Fraction(3, 2), False), Item((), Fraction(1), False)])
+    Fraction(1, 2)
+    """
+    scale = lcm(*(item.size.denominator for item in items))
+    return Fraction(gcd(*(int(item.size * scale) for item in items)), scale)
+
+
+def _first_fit_decreasing(
+    sizes: Sequence[Fraction], order: Sequence[int], processors: int, capacity: Fraction
+) -> list[int] | None:
+    loads = [Fraction(0)] * processors
+    homes = [0] * len(sizes)
+    for number in order:
+        for processor, load in enumerate(loads):
+            if load + sizes[number] <= capacity:
+                loads[processor] += sizes[number]
+                homes[number] = processor
+                break
+        else:
+            return None
+    return homes
+
+
+def _largest_load(sizes: Sequence[Fraction], homes: Sequence[int], processors: int) -> Fraction:
+    loads = [Fraction(0)] * processors
+    for size, home in zip(sizes, homes, strict=True):
+        loads[home] += size
+    return max(loads)
