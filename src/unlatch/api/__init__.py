@@ -1,7 +1,8 @@
 """What users call."""
 
+from . import local
 from .parallelize import parallelize
 from .run import Epoch, Run, StepResult
 from .statistics import StageStatistics
 
-__all__ = ["Epoch", "Run", "StageStatistics", "StepResult", "parallelize"]
+__all__ = ["Epoch", "Run", "StageStatistics", "StepResult", "local", "parallelize"]

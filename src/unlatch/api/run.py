@@ -21,6 +21,7 @@ from ..runtime.engine import Engine, Finished
 from ..runtime.evaluation import evaluate
 from ..runtime.events import Event
 from ..runtime.health import Health
+from ..runtime.recalibration import recalibrating
 from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
 from ..runtime.world import World
@@ -186,20 +187,34 @@ class Run:
     def _evaluates(self, loader: Loader | None) -> bool:
         return self._world.broadcast(loader is not None)
 
-    def evaluate(self, loader: Loader | None) -> dict[str, float]:
-        """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed."""
+    def evaluate(self, loader: Loader | None, *, path: str | None = None) -> dict[str, float]:
+        """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed.
+
+        **Arguments:** `path`: another way through the network than the serial one, where a method has one
+        (`"auxiliary"` under `auxnet`).
+        """
         with self._reporting():
-            engine = self._engine
-            engine.recorder.pause()
-            above = self._world.size - 1 - self._world.rank
-            return evaluate(
-                engine.stages,
-                engine.schedule.stages,
-                engine.mail,
-                loader,
-                behind=above,
-                loss_fn=self._options.loss_fn,
-            )
+            self._engine.recorder.pause()
+            return self._evaluate(self._engine.route(path), loader)
+
+    def evaluate_recalibrated(self, loader: Loader | None, batches: Loader | None) -> dict[str, float]:
+        """Evaluate as the run is, and again with statistics of batch norm estimated on these training batches.
+
+        The results of the second evaluation are called `recalibrated_...`; the run keeps its own statistics.
+        """
+        with self._reporting():
+            self._engine.recorder.pause()
+            found = self._evaluate(self._engine.route(), loader)
+            with recalibrating(self._engine.stages) as estimating:
+                self._evaluate(estimating, batches)
+                again = self._evaluate(self._engine.route(), loader)
+            return found | {f"recalibrated_{name}": value for name, value in again.items() if name != "samples"}
+
+    def _evaluate(self, route: dict[int, Any], loader: Loader | None) -> dict[str, float]:
+        engine, above = self._engine, self._world.size - 1 - self._world.rank
+        return evaluate(
+            route, engine.schedule.stages, engine.mail, loader, behind=above, loss_fn=self._options.loss_fn
+        )
 
     # ---------------------------------------------------------------- results
 

@@ -31,19 +31,23 @@ def save(path: Path, engine: Engine, names: Names, world: World, loop: dict[str,
         stage.updater.forget()
     own = (model_state(stages, names), *_optimizer_state(stages, names), _common(stages))
     parts = world.gather(own)
+    beside = world.gather((engine.extra_tensors(), engine.extra_settings()))
     error: Exception | None = None
     if world.rank == 0:
         state = {
             "loop": {**loop, **engine.counters()},
             "optimizer": {k: v for _, _, scalars, _ in parts for k, v in scalars.items()},
             **next((common for *_, common in parts if common), {}),
+            "beside": {k: v for _, settings in beside for k, v in settings.items()},
         }
+        extra = {k: v for tensors, _ in beside for k, v in tensors.items()}
         try:
             checkpoint.write(
                 path,
                 model={k: v for model, *_ in parts for k, v in model.items()},
                 optimizer={k: v for _, tensors, *_ in parts for k, v in tensors.items()},
                 state=state,
+                extra={"beside": extra} if extra else None,
             )
         except Exception as failure:  # the other ranks must not wait for a folder that will not come
             error = failure
@@ -69,6 +73,7 @@ def load(path: Path, engine: Engine, names: Names, world: World, *, optimizer: b
             _restore_optimizer(path, stage, own, found)
     loop: dict[str, Any] = found.state.get("loop", {})
     if optimizer:
+        engine.load_extra(found.extra.get("beside", {}), found.state.get("beside", {}))
         engine.restore_counters(loop)
     return loop
 

@@ -5,11 +5,15 @@
 True
 """
 
+from .auxnet import AuxNet
+from .auxvar import SPH, AuxVar
 from .backward_unlocked import DDG, FR
 from .base import Delayed, Method, get, names, register
 from .compose import Compose
 from .dtrp import DSP, DTR, DTRP
 from .fdg import ADL, FDG
+from .layerpipe import LayerPipe
+from .local import DGL, DNI, Local
 from .petra import PETRA, buffer_settings
 from .pipedream import PipeDream, PipeDream2BW
 from .synchronous import BP, ZBH1, ZBH2, GPipe, OneFOneB
@@ -18,17 +22,24 @@ __all__ = [
     "ADL",
     "BP",
     "DDG",
+    "DGL",
+    "DNI",
     "DSP",
     "DTR",
     "DTRP",
     "FDG",
     "FR",
     "PETRA",
+    "SPH",
     "ZBH1",
     "ZBH2",
+    "AuxNet",
+    "AuxVar",
     "Compose",
     "Delayed",
     "GPipe",
+    "LayerPipe",
+    "Local",
     "Method",
     "OneFOneB",
     "PipeDream",

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import StageFailed, UnlatchError
+from torch import Tensor
+
+from ..errors import ConfigError, StageFailed, UnlatchError
 from ..nn.tree import batch_size, map_tensors, split_batch
 from ..schedule import Action, Kind, Schedule, with_updates
 from .events import Event, Recorder
@@ -129,6 +131,23 @@ class Engine:
         self.batches, self._origin, self._update = (counters[k] for k in ("batches", "micros", "updates"))
         for stage in self.stages.values():
             stage.updater.version = self._update
+
+    def route(self, path: str | None = None) -> dict[int, Any]:
+        """What evaluation runs through, by stage: the network itself, or another path that the method knows."""
+        if path not in (None, "serial"):
+            raise ConfigError(f'this method knows no path {path!r} to evaluate: only "serial", the network itself')
+        return dict(self.stages)
+
+    def extra_tensors(self) -> dict[str, Tensor]:
+        """What a method trains or stores beside the network, for a checkpoint."""
+        return {}
+
+    def extra_settings(self) -> dict[str, Any]:
+        """Plain numbers that belong to `extra_tensors`."""
+        return {}
+
+    def load_extra(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+        """Take over what `extra_tensors` and `extra_settings` returned, as far as it is there."""
 
     def _cut(self, x: Any, y: Any) -> list[Part]:
         """Cut a batch into micro-batches, each with its identity card."""

@@ -220,13 +220,16 @@ class Stage:
 
     # --------------------------------------------------------------- backward
 
-    def backward(self, micro: Micro, cotangent: Gradients | None = None, outputs: Tree = None) -> Returned:
+    def backward(
+        self, micro: Micro, cotangent: Gradients | None = None, outputs: Tree = None, *, again: bool = False
+    ) -> Returned:
         """Take one micro-batch backward; gradients of the weights add up in `.grad`.
 
         **Arguments:**
 
         - `cotangent`: one gradient (or `None`) per tensor of the stage's output.
         - `outputs`: the output itself, which a reversible stage starts from.
+        - `again`: whether the same micro-batch will go backward once more; its graph is kept.
         """
         kept = self._kept[micro.id]
         with self._backward_weights(kept):
@@ -235,9 +238,13 @@ class Stage:
             else:
                 roots, grads = self._roots(kept, cotangent)
                 if roots:
-                    torch.autograd.backward(roots, grads)
+                    torch.autograd.backward(roots, grads, retain_graph=again)
                 returned = self._hand_down(kept, [t.grad for t in kept.inputs])
-        self._forget(kept)
+        if again:
+            for t in kept.inputs:
+                t.grad = None
+        else:
+            self._forget(kept)
         return returned
 
     def backward_input(self, micro: Micro, cotangent: Gradients | None = None, outputs: Tree = None) -> Returned:

@@ -1,0 +1,64 @@
+"""What is measured at a border: how far its two sides are apart, in state and in gradient."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from ..methods.border import BorderMethod
+from ..nn.channels import widened
+from ..rules.border import BorderRule
+from .sources import Meeting
+
+__all__ = ["BorderRecord", "measure_border"]
+
+
+@dataclass(frozen=True)
+class BorderRecord:
+    """One measurement.
+
+    **Arguments:**
+
+    - `update`: when.
+    - `violation`: distance between predicted input and arriving state, relative to the state.
+    - `jump`: distance between the gradient on the input and the seed given to the stage below, relative to the former.
+    - `multiplier`: norm of the multiplier, 0 without one (and where it is only guessed on the other side).
+    - `loss`: psi, what the prediction is asked to lower.
+    """
+
+    update: int
+    violation: float
+    jump: float
+    multiplier: float
+    loss: float
+
+    def metrics(self, border: int) -> dict[str, float]:
+        """The numbers under names for `unlatch.io.metrics`."""
+        values = {k: v for k, v in asdict(self).items() if k != "update"}
+        return {f"border{border}/{name}": value for name, value in values.items()}
+
+
+@torch.no_grad()
+def measure_border(method: BorderMethod, rule: BorderRule, meeting: Meeting, update: int) -> BorderRecord:
+    """Compare the two sides of a border."""
+    assert meeting.x is not None
+    lam, x = widened(rule.filter(meeting.lam)), widened(meeting.x)
+    seed: Tensor = -(meeting.beta * method.pull) * widened(rule.gradient(meeting.lam, meeting.x))
+    if meeting.kappa is not None:
+        seed = seed + method.kappa_stage * widened(meeting.kappa)
+    jump = 0.0
+    if meeting.p is not None:
+        jump = _ratio(widened(meeting.p) - seed, widened(meeting.p))
+    return BorderRecord(
+        update=update,
+        violation=_ratio(lam - x, x),
+        jump=jump,
+        multiplier=float(meeting.kappa.norm()) if meeting.kappa is not None else 0.0,
+        loss=float(rule.psi(meeting.lam, meeting.x)),
+    )
+
+
+def _ratio(a: Tensor, b: Tensor) -> float:
+    return float(a.norm() / b.norm().clamp_min(torch.finfo(b.dtype).tiny))

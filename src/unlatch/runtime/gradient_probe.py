@@ -1,0 +1,70 @@
+"""How much a stage's local gradient has in common with that of backpropagation, at the same weights and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..nn.randomness import replayable
+from ..nn.statistics import frozen_statistics
+from .jobs import Job
+from .stage import Stage
+
+__all__ = ["GradientProbe", "cosine", "serial_gradients"]
+
+
+def serial_gradients(stages: Sequence[Stage], job: Job) -> list[list[Tensor]]:
+    """The gradients of backpropagation for every stage; nothing of the stages is changed."""
+    x: Any = job.x
+    for stage in stages:
+        with replayable(stage.options.seed, stage.index, job.micro.id), frozen_statistics(stage.module):
+            x = stage.module(x)
+    loss = stages[-1].options.loss_fn(x, job.y)
+    wanted = [p for stage in stages for p in stage.params]
+    found = iter(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+    return [[next(found) for _ in stage.params] for stage in stages]
+
+
+def cosine(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> tuple[float, float]:
+    """The cosine of two lists of gradients as one vector each, and the ratio of their lengths; 0 where one is zero.
+
+    >>> cosine([torch.ones(2), None], [torch.ones(2), torch.zeros(3)])
+    (1.0, 1.0)
+    """
+    pairs = [(torch.zeros_like(v) if u is None else u, v) for u, v in zip(a, b, strict=True)]
+    product = sum(float((u.double() * v.double()).sum()) for u, v in pairs)
+    left = sum(float(u.double().square().sum()) for u, _ in pairs) ** 0.5
+    right = sum(float(v.double().square().sum()) for _, v in pairs) ** 0.5
+    if left == 0.0 or right == 0.0:
+        return 0.0, 0.0
+    return round(product / (left * right), 12), left / right
+
+
+class GradientProbe:
+    """Compares now and then. Needs the whole network in one process.
+
+    **Arguments:**
+
+    - `stages`: all of them.
+    - `every`: updates between two comparisons.
+    """
+
+    def __init__(self, stages: Mapping[int, Stage], every: int) -> None:
+        self._stages = [stages[index] for index in sorted(stages)]
+        self._every = every
+        #: Per stage: update, cosine with the gradient of backpropagation, ratio of norms.
+        self.found: dict[int, list[tuple[int, float, float]]] = {index: [] for index in stages}
+
+    def __call__(self, jobs: Mapping[int, Job]) -> None:
+        """Compare the gradients that the stages are about to apply, each for the job it works on."""
+        truth: dict[int, list[list[Tensor]]] = {}
+        for index, job in jobs.items():
+            if job.micro.update % self._every:
+                continue
+            if job.micro.id not in truth:
+                truth[job.micro.id] = serial_gradients(self._stages, job)
+            local = [p.grad for p in self._stages[index].params]
+            self.found[index].append((job.micro.update, *cosine(local, truth[job.micro.id][index])))
