@@ -8,9 +8,9 @@ import torch
 
 from ..config import Config
 from ..methods import Method
-from ..schedule.stability import Advice, advise
+from ..schedule.stability import Advice, Cure, advise
 
-__all__ = ["Inertia", "advise_method", "inertia_of"]
+__all__ = ["Inertia", "advise_method", "flags_of", "inertia_of"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,20 @@ def advise_method(method: Method, stages: int, inertia: Inertia, batch_size: int
         batch_size=batch_size,
         nesterov_available=inertia.can_nesterov,
     )
+
+
+def flags_of(cure: Cure | None) -> list[str]:
+    """The cure as flags of `unlatch train`; nothing if there is none.
+
+    >>> from ..methods import get
+    >>> flags_of(advise_method(get("dtr", microbatches=1), 4, Inertia(nesterov=False)).cure)
+    ['as flags: --set method.microbatches=4 --set optimizer.nesterov=true']
+    """
+    if cure is None:
+        return []
+    settings = {
+        "microbatches": f"method.microbatches={cure.microbatches}",
+        "nesterov": "optimizer.nesterov=true",
+        "predictor": f"method.predict={cure.predictor}",
+    }
+    return ["as flags: " + " ".join(f"--set {settings[change.partition('=')[0]]}" for change in cure.changes)]

@@ -47,7 +47,7 @@ def explain(error: UnlatchError) -> str:
 
 
 class ReadableErrors(TyperGroup):
-    """A group of commands that turns Unlatch's own errors into messages. Anything else is a defect: it keeps its trace."""
+    """A group of commands that turns Unlatch's own errors into messages. Anything else keeps its trace."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:

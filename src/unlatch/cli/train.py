@@ -15,7 +15,7 @@ from ..errors import ConfigError, UnlatchError
 from ..io import checkpoint
 from ..io.run_folder import RunFolder
 from ..runtime.launch import Ranks
-from .advice import advise_method, inertia_of
+from .advice import advise_method, flags_of, inertia_of
 from .brief import Brief, loaders, prepare
 from .console import emit_json, people
 from .failures import INTERRUPTED, Reported
@@ -176,6 +176,7 @@ def _announce(console: Console, brief: Brief, notes: list[str], folder: RunFolde
             console.print(line)
         if advice.warning is not None:
             console.print(f"warning: {advice.warning}", style="bold yellow")
+            console.print(*flags_of(advice.cure), sep="\n")
     console.print(f"writing to {folder.path}")
 
 

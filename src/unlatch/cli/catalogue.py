@@ -1,0 +1,124 @@
+"""What can be said about a method without running it: locks, delay, what it keeps, its options."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any
+
+from ..errors import ConfigError
+from ..methods import Method, get, names
+from ..schedule.stability import version_gaps
+
+__all__ = ["Facts", "Option", "catalogue", "facts", "options"]
+
+_KEPT = {
+    "graph": "graphs",
+    "input": "inputs, computed again",
+    "reverse": "nothing where reversible, else inputs",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One method at a number of stages, with its micro-batches decided.
+
+    **Arguments:**
+
+    - `synchronous`: whether every gradient is exactly that of backpropagation.
+    - `gap`: micro-batches between the forward and the backward weights of stage 0; `staleness` the same in updates.
+    - `kept`: what stays of a batch between its forward and its backward.
+    - `weight_copies`: old, predicted or averaged weights beside the current ones, at stage 0.
+    """
+
+    name: str
+    summary: str
+    synchronous: bool
+    microbatches: int
+    gap: int
+    staleness: float
+    kept: str
+    weight_copies: int
+
+
+def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
+    """Describe a method.
+
+    >>> found = facts("pipedream", 4)
+    >>> found.gap, found.microbatches, found.staleness, found.weight_copies
+    (3, 2, 1.5, 2)
+    """
+    method = _resolved(name, stages, microbatches)
+    parts = method.microbatches if method.microbatches != "auto" else 1
+    rules, staleness = method.rules(), method.staleness(stages)[0]
+    gap = round(staleness * parts * method.accumulate)
+    copies = max(version_gaps(gap, parts * method.accumulate)) if rules.weights == "stash" else 0
+    copies += (rules.weights == "average") + (rules.predictor is not None)
+    return Facts(
+        name=name,
+        summary=method.summary,
+        synchronous=method.schedule(stages).flushes,
+        microbatches=parts,
+        gap=gap,
+        staleness=staleness,
+        kept=_KEPT[rules.activations],
+        weight_copies=copies,
+    )
+
+
+def catalogue(stages: int, microbatches: int | None = None) -> list[Facts]:
+    """All registered methods, those that wait for each other first."""
+    return sorted(
+        (_facts_if_possible(name, stages, microbatches) for name in names()), key=lambda one: not one.synchronous
+    )
+
+
+def _facts_if_possible(name: str, stages: int, microbatches: int | None) -> Facts:
+    """A method that cannot work with so few micro-batches is shown with its own number of them."""
+    try:
+        return facts(name, stages, microbatches)
+    except ConfigError:
+        return facts(name, stages)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing to set, with what its class says about it."""
+
+    name: str
+    default: Any
+    text: str
+
+
+def options(method: Method) -> list[Option]:
+    """What can be set, from the fields of the class and its documentation.
+
+    >>> [option.name for option in options(get("bp"))]
+    ['microbatches', 'accumulate']
+    """
+    texts = _described(type(method))
+    return [Option(field.name, _default(field), texts.get(field.name, "")) for field in fields(method)]
+
+
+def _resolved(name: str, stages: int, microbatches: int | None) -> Method:
+    return get(name, **({} if microbatches is None else {"microbatches": microbatches})).resolve(stages)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else None
+
+
+def _described(kind: type) -> dict[str, str]:
+    """Texts of the items `- `name`, `name`: text` in the documentation of a class and its bases, nearest first."""
+    found: dict[str, str] = {}
+    for owner in kind.__mro__:
+        document = owner.__doc__ or ""
+        items = re.findall(
+            r"(?:- |\*\*Arguments:\*\* )((?:`\w+`(?:, )?)+): (.*?)(?=\n\s*\n|\n\s*- `|\Z)", document, re.S
+        )
+        for heads, text in items:
+            for name in re.findall(r"`(\w+)`", heads):
+                found.setdefault(name, " ".join(text.split()))
+    return found

@@ -1,0 +1,94 @@
+"""`unlatch check`: which promises hold on this machine, for this model, with this method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..config import Config
+from ..errors import PlanError
+from ..runtime.launch import Ranks
+from .brief import prepare
+from .checks import Finding
+from .checks.environment import loopback, machine
+from .checks.equality import one_stage, two_processes
+from .checks.finding import find_out
+from .checks.gradients import exact_method, standing_still
+from .checks.soundness import inverses, sound_chain
+from .checks.trajectory import definition
+from .checks.trial import Trial
+from .console import emit_json, people
+from .settings import read_settings
+
+__all__ = ["command"]
+
+_BUILT_IN = ["model.name=resnet8", "method.name=dtr", "run.stages=2"]
+_STYLES = {"ok": "green", "differs": "bold red", "not applicable": "dim"}
+
+
+def command(
+    conf: Annotated[
+        Path | None, typer.Argument(metavar="CONF.toml", help="Settings; a small built-in network if left out.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Another method than the file's.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data are; also UNLATCH_DATA.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Check the machine, the model and the method, on a few small batches of your own data.
+
+    \b
+    unlatch check
+    unlatch check conf.toml
+    unlatch check conf.toml --method petra --stages 4
+
+    Every line says ok, differs (how much) or not applicable (why). The exit code is 1 if something differs.
+    """
+    given = [*(_BUILT_IN if conf is None else []), *(overrides or [])]
+    config, notes = read_settings(conf, given, method=method, data_dir=data_dir, stages=stages)
+    console = people(as_json)
+    for note in notes:
+        console.print(f"note: {note}")
+    findings = []
+    for finding in _findings(config):
+        findings.append(finding)
+        if not as_json:
+            console.print(f"{finding.verdict:<15}", style=_STYLES[finding.verdict], end="")
+            console.print(f"{finding.check:<20}{finding.text}")
+    bad = [finding for finding in findings if finding.verdict == "differs"]
+    if as_json:
+        emit_json({"ok": not bad, "findings": [asdict(finding) for finding in findings]})
+    else:
+        console.print(
+            "everything that applies holds" if not bad else f"{len(bad)} of {len(findings)} checks do not hold"
+        )
+    if bad:
+        raise typer.Exit(1)
+
+
+def _findings(config: Config) -> Iterator[Finding]:
+    yield find_out("machine", machine)
+    try:
+        trial = Trial.of(prepare(config))
+    except PlanError as error:
+        yield Finding("chain", "differs", str(error))
+        return
+    yield find_out("chain", partial(sound_chain, trial))
+    yield find_out("one stage", partial(one_stage, trial))
+    yield find_out("zero learning rate", partial(standing_still, trial))
+    yield find_out("exact gradient", partial(exact_method, trial))
+    yield find_out("definition", partial(definition, trial))
+    yield find_out("inverses", partial(inverses, trial))
+    with Ranks(2, threads=config.run.threads) as ranks:
+        reached = find_out("loopback", partial(loopback, ranks))
+        yield reached
+        if reached.verdict == "ok":
+            yield find_out("two processes", partial(two_processes, trial, ranks))

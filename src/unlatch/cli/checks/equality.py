@@ -1,0 +1,82 @@
+"""Bit for bit: one stage against a plain PyTorch loop, and separate processes against one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from ...methods import DTRP
+from ...nn.chain import StageChain, chain
+from ...nn.randomness import replayable
+from ...runtime.launch import Ranks
+from ..brief import updates_in
+from .finding import Finding, Inapplicable
+from .trial import Trial, largest_difference, train_on_rank
+
+__all__ = ["one_stage", "two_processes"]
+
+
+def one_stage(trial: Trial) -> Finding | str:
+    """The method with a single stage does what a hand-written loop does."""
+    single: dict[str, Any] = {"microbatches": 1, "accumulate": 1}
+    if isinstance(trial.method, DTRP):
+        single["compensate"] = 1
+    method = replace(trial.method, **single)
+    losses, state = trial.train(method=method, stages=1, plan=None, split="auto", distributed=False, **_lr(trial))
+    expected_losses, expected = _plain_loop(trial)
+    said = f"{trial.count} batches with {method.name} in one stage and in a plain PyTorch loop"
+    return _compare("one stage", said, (losses, state), (expected_losses, expected))
+
+
+def two_processes(trial: Trial, ranks: Ranks) -> Finding | str:
+    """Two real processes do what one does."""
+    stages = trial.config.run.stages
+    if stages < 2:
+        raise Inapplicable("the model is in one stage, so there is nothing to share; try --stages 2")
+    here = trial.train(distributed=False)
+    said = f"{trial.count} batches with {trial.method.name} in {stages} stages, in one process and in two"
+    for losses, encoded in ranks.run(train_on_rank, trial, timeout=300.0):
+        found = _compare("two processes", said, (losses, load(encoded)), here)
+        if isinstance(found, Finding):
+            return found
+    return found
+
+
+def _compare(
+    check: str, said: str, one: tuple[list[float], dict[str, Tensor]], other: tuple[list[float], dict[str, Tensor]]
+) -> Finding | str:
+    worst, where = largest_difference(one[1], other[1])
+    if worst:
+        return Finding(check, "differs", f"{said}: '{where}' differs by {worst:.3g}")
+    if one[0] != other[0]:
+        return Finding(check, "differs", f"{said}: the same weights, but losses {one[0]} and {other[0]}")
+    return f"{said}: the same weights, buffers and losses, bit for bit"
+
+
+def _lr(trial: Trial) -> dict[str, Any]:
+    return {"lr_scheduler": trial.config.lr_factory(updates_in(trial.count, 1, 1))}
+
+
+def _plain_loop(trial: Trial) -> tuple[list[float], dict[str, Tensor]]:
+    config, model = trial.config, trial.model()
+    # In the order of the chain: clipping adds up norms, and sums depend on their order.
+    params = [p for p in StageChain(chain(model)).parameters() if p.requires_grad]
+    optimizer = config.optimizer_factory()(params)
+    scheduler = _lr(trial)["lr_scheduler"](optimizer)
+    loss_fn, losses = config.loss_fn(), []
+    for number, (x, y) in enumerate(trial.batches()):
+        bf16 = config.run.precision == "bf16"
+        with replayable(config.run.seed, 0, number), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = loss_fn(model(x), y)
+        losses.append(loss.item())
+        loss.backward()
+        if config.run.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(params, config.run.clip_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    return losses, {name: t.detach() for name, t in model.state_dict().items()}

@@ -1,0 +1,192 @@
+"""`unlatch methods`: what there is, and what each method does when."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from ..methods import Method, get
+from ..report.table import Table
+from ..schedule import Schedule, buffers, gantt, streams, timetable
+from ..schedule.stability import Advice, stability_limit
+from .advice import Inertia, advise_method, flags_of
+from .catalogue import catalogue, facts, options
+from .console import emit_json
+
+__all__ = ["command"]
+
+_COUNTS = (1, 2, 4, 8)
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(help="One method in detail; all of them in a table if left out.")
+    ] = None,
+    stages: Annotated[int, typer.Option(min=1, help="Parts the model is cut into.")] = 4,
+    ticks: Annotated[
+        int | None, typer.Option(min=1, help="Length of the timetable; default: twice the stages.")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(min=1, help="Parts of a batch; default: what the method chooses.")
+    ] = None,
+    momentum: Annotated[float, typer.Option(min=0.0, help="Of the optimizer, for the advice.")] = 0.9,
+    nesterov: Annotated[bool, typer.Option(help="Whether the momentum is Nesterov's.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """List the methods, or show one: its options, timetable, buffers, staleness and how much delay it bears.
+
+    \b
+    unlatch methods
+    unlatch methods dtr --stages 3
+    unlatch methods fdg --stages 4 --microbatches 1 --no-nesterov
+
+    The largest stable lr x curvature of a stage under its delay is called a*: about 0.15 and more trains like bp.
+    """
+    if name is None:
+        _list_all(stages, microbatches, as_json)
+        return
+    chosen = get(name, **({} if microbatches is None else {"microbatches": microbatches})).resolve(stages)
+    chosen.schedule(stages)
+    inertia = Inertia(momentum, nesterov)
+    if as_json:
+        emit_json(_as_json(name, chosen, stages, microbatches, inertia))
+        return
+    for line in _describe(chosen, stages, ticks or 2 * stages, microbatches, inertia):
+        typer.echo(line)
+
+
+def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
+    found = catalogue(stages, microbatches)
+    if as_json:
+        emit_json([asdict(one) for one in found])
+        return
+    heads = ("method", "gradient", "parts", "gap", "updates late", "weight copies", "kept for the backward", "what")
+    rows = tuple(
+        (
+            one.name,
+            "exact" if one.synchronous else "late",
+            str(one.microbatches),
+            str(one.gap),
+            f"{one.staleness:.3g}",
+            str(one.weight_copies),
+            one.kept,
+            one.summary,
+        )
+        for one in found
+    )
+    typer.echo(Table(heads, rows, left=(0, 1, 6, 7)).text())
+    typer.echo(
+        f"\n{stages} stages. parts: micro-batches per batch, with one update. gap: parts between the forward and the "
+        "backward weights of stage 0.\nOne method in detail: unlatch methods NAME"
+    )
+
+
+def _describe(method: Method, stages: int, ticks: int, asked: int | None, inertia: Inertia) -> Iterator[str]:
+    yield f"{method.name}: {method.summary}"
+    yield ""
+    yield (type(method).__doc__ or "").strip().split("\n\n")[0].replace("\n    ", "\n")
+    yield ""
+    yield "options"
+    yield from _options(method)
+    yield ""
+    yield from _picture(method, stages, ticks, asked)
+    yield ""
+    yield from _stages(method, stages)
+    yield ""
+    yield from _advice(method, stages, inertia)
+
+
+def _options(method: Method) -> Iterator[str]:
+    found = [(f"{option.name} = {option.default!r}", option.text.replace("`", "")) for option in options(method)]
+    margin = max(len(head) for head, _ in found) + 4
+    columns = max(60, min(120, shutil.get_terminal_size().columns))
+    for head, text in found:
+        yield textwrap.fill(text, columns, initial_indent=f"  {head}".ljust(margin), subsequent_indent=" " * margin)
+
+
+def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
+    schedule, parts = method.schedule(stages), _parts(method)
+    if schedule.flushes:
+        count = f"{parts} part{'s'[: parts > 1]}"
+        yield f"one batch in {count} (F forward, B backward, I and W its halves; = goes on, . idle)"
+        yield gantt(streams(schedule, [parts]))
+        return
+    yield f"the first {ticks} ticks (fw forward, bw backward, re recomputation and backward, fb forward and backward)"
+    # The published timetables have one update per tick; micro-batches only if they were asked for.
+    yield timetable(schedule, ticks, recompute=method.recomputes, group=asked or 1)
+
+
+def _stages(method: Method, stages: int) -> Iterator[str]:
+    in_flight = _in_flight(method.schedule(stages), _parts(method), method.accumulate)
+    rows = tuple(
+        (str(stage), f"{updates:.3g}", str(in_flight[stage])) for stage, updates in enumerate(method.staleness(stages))
+    )
+    yield Table(("stage", "updates behind", "parts under way"), rows, left=()).text()
+    yield f"with {_parts(method)} part{'s'[: _parts(method) > 1]} per batch and one update per {_batches(method)}"
+
+
+def _batches(method: Method) -> str:
+    return "batch" if method.accumulate == 1 else f"{method.accumulate} batches"
+
+
+def _advice(method: Method, stages: int, inertia: Inertia) -> Iterator[str]:
+    advice = advise_method(method, stages, inertia)
+    if advice is None:
+        yield "no gradient is late: this method trains as bp does"
+        return
+    form = f"{'Nesterov' if inertia.nesterov else 'heavy-ball'} momentum {inertia.momentum:g}"
+    yield f"how much delay is borne with {form} (a*: largest stable lr x curvature)"
+    yield from advice.table()[: stages + 1]
+    yield ""
+    yield f"a* of stage 0 by parts per update, momentum {inertia.momentum:g}"
+    yield _limits(advice, _parts(method) * method.accumulate, inertia.momentum).text()
+    if advice.warning is not None:
+        yield ""
+        yield f"warning: {advice.warning}"
+        yield from flags_of(advice.cure)
+
+
+def _limits(advice: Advice, parts: int, momentum: float) -> Table:
+    kinds: dict[str, dict[str, Any]] = {
+        "heavy ball": {},
+        "heavy ball, geometric": {"predictor": "geometric"},
+        "Nesterov": {"nesterov": True},
+        "Nesterov, geometric": {"nesterov": True, "predictor": "geometric"},
+    }
+    rows = tuple(
+        (
+            str(count),
+            *(
+                f"{stability_limit(advice.gaps[0], momentum=momentum, microbatches=count, **kind):.3f}"
+                for kind in kinds.values()
+            ),
+        )
+        for count in sorted({*_COUNTS, parts})
+    )
+    return Table(("parts", *kinds), rows, left=())
+
+
+def _parts(method: Method) -> int:
+    return method.microbatches if method.microbatches != "auto" else 1
+
+
+def _in_flight(schedule: Schedule, parts: int, accumulate: int) -> tuple[int, ...]:
+    enough = 2 * schedule.stages + 2
+    return buffers(streams(schedule, [parts] * enough, accumulate)).in_flight
+
+
+def _as_json(name: str, method: Method, stages: int, asked: int | None, inertia: Inertia) -> dict[str, Any]:
+    advice = advise_method(method, stages, inertia)
+    return {
+        **asdict(facts(name, stages, asked)),
+        "stages": stages,
+        "options": {option.name: {"default": option.default, "text": option.text} for option in options(method)},
+        "staleness": list(method.staleness(stages)),
+        "in_flight": list(_in_flight(method.schedule(stages), _parts(method), method.accumulate)),
+        "advice": None if advice is None else asdict(advice),
+    }

@@ -1,0 +1,116 @@
+"""Runs side by side: one row per method or run, several runs of one method (other seeds) drawn together."""
+
+from __future__ import annotations
+
+import statistics as stats
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .record import Record
+from .table import Table, bytes_text, number_text
+
+__all__ = ["Row", "comparison_table", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is compared.
+
+    **Arguments:**
+
+    - `accuracies`: of each run; evaluation accuracy after the last epoch.
+    - `speed`: samples per second, median over runs.
+    - `ratio`: of `speed` to the baseline's; `None` without a baseline.
+    - `staleness`, `predicted`, `peak_bytes`, `bubbles`: per stage.
+    """
+
+    label: str
+    accuracies: tuple[float, ...]
+    speed: float | None
+    ratio: float | None
+    bubble: float | None
+    staleness: tuple[float, ...]
+    predicted: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    weight_copies: tuple[int, ...]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean over runs."""
+        return stats.mean(self.accuracies) if self.accuracies else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return {**vars(self), "accuracy": self.accuracy}
+
+
+def rows_of(groups: Mapping[str, Sequence[Record]], baseline: str | None = None) -> list[Row]:
+    """One row per group of runs that differ only by chance.
+
+    **Arguments:**
+
+    - `groups`: runs by label.
+    - `baseline`: the label whose speed counts as 1.
+    """
+    speeds = {label: _median([r.summary["samples_per_second"] for r in records]) for label, records in groups.items()}
+    base = speeds.get(baseline) if baseline is not None else None
+    return [_row(label, records, speeds[label], base) for label, records in groups.items()]
+
+
+def _row(label: str, records: Sequence[Record], speed: float | None, base: float | None) -> Row:
+    stages = [list(column) for column in zip(*(r.summary["stages"] for r in records), strict=False)]
+    return Row(
+        label=label,
+        accuracies=tuple(r.summary["accuracy"] for r in records if r.summary["accuracy"] is not None),
+        speed=speed,
+        ratio=speed / base if speed and base else None,
+        bubble=_median([r.summary["bubble"] for r in records]),
+        staleness=tuple(stats.mean(s["staleness"] for s in column) for column in stages),
+        predicted=tuple(column[0]["predicted_staleness"] for column in stages),
+        peak_bytes=tuple(max(s["peak_bytes"] for s in column) for column in stages),
+        weight_copies=tuple(max(s["weight_copies"] for s in column) for column in stages),
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return stats.median(known) if known else None
+
+
+def comparison_table(rows: Sequence[Row], first: str = "method") -> Table:
+    """The rows as text. Staleness and memory have one number per stage, the one nearest the data first."""
+    several = any(len(row.accuracies) > 1 for row in rows)
+    heads = (
+        first,
+        "test accuracy" + (" (worst)" if several else ""),
+        "samples/s",
+        "ratio",
+        "bubble",
+        "staleness",
+        "predicted",
+        "peak kept per stage",
+        "old weights",
+    )
+    body = tuple(
+        (
+            row.label,
+            _accuracy_text(row),
+            number_text(row.speed),
+            number_text(row.ratio, ".2f"),
+            number_text(row.bubble, ".0%"),
+            " / ".join(f"{s:.3g}" for s in row.staleness) or "-",
+            " / ".join(f"{s:.3g}" for s in row.predicted) or "-",
+            " / ".join(bytes_text(b) for b in row.peak_bytes) or "-",
+            " / ".join(str(n) for n in row.weight_copies) or "-",
+        )
+        for row in rows
+    )
+    return Table(heads, body)
+
+
+def _accuracy_text(row: Row) -> str:
+    if row.accuracy is None:
+        return "-"
+    worst = f" ({min(row.accuracies):.1%})" if len(row.accuracies) > 1 else ""
+    return f"{row.accuracy:.1%}{worst}"
