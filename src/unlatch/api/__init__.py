@@ -1,8 +1,8 @@
 """What users call."""
 
-from . import local
+from . import layerpipe, local
 from .parallelize import parallelize
 from .run import Epoch, Run, StepResult
 from .statistics import StageStatistics
 
-__all__ = ["Epoch", "Run", "StageStatistics", "StepResult", "local", "parallelize"]
+__all__ = ["Epoch", "Run", "StageStatistics", "StepResult", "layerpipe", "local", "parallelize"]

@@ -16,7 +16,7 @@ from ..runtime.mail import Mail
 from ..runtime.stage import Stage, StageOptions, reverses
 from ..runtime.world import World
 
-__all__ = ["Blueprint", "build_engine", "builder_for"]
+__all__ = ["Blueprint", "build_engine", "build_staged", "builder_for"]
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,19 @@ def build_engine(blueprint: Blueprint, mail: Mail) -> Engine:
         if kind in BUILDERS:
             engine: Engine = BUILDERS[kind](blueprint, mail)
             return engine
-    return _staged(blueprint, mail)
+    return build_staged(blueprint, mail)
 
 
-def _staged(blueprint: Blueprint, mail: Mail) -> Engine:
-    """The common case: stages that follow the method's schedule under its rules."""
+def build_staged(blueprint: Blueprint, mail: Mail, crossed: Sequence[int] | None = None) -> Engine:
+    """The common case: stages that follow the method's schedule under its rules.
+
+    **Arguments:** `crossed`: per stage, updates between the forward and the input gradient, if not the staleness.
+    """
     method, starts = blueprint.method, blueprint.plan.starts
     stages, rules = len(starts), method.rules()
     modules = [StageChain(part) for part in cut(blueprint.blocks, starts)]
-    crossed = [math.ceil(updates) for updates in method.staleness(stages)]
+    if crossed is None:
+        crossed = [math.ceil(updates) for updates in method.staleness(stages)]
     local = {
         i: Stage(
             i,

@@ -38,7 +38,8 @@ class Recorder:
         self.events.append(event)
         if event.kind == "F":
             self._forward_version[event.stage, event.batch] = event.version
-        elif event.kind in ("B", "I"):
+        elif event.kind in ("B", "W"):
+            # Of a backward in halves the second counts: its gradient is the one that is applied.
             behind = event.version - self._forward_version.pop((event.stage, event.batch))
             self._behind.setdefault(event.batch, {})[event.stage] = behind
             self._history.setdefault(event.stage, deque(maxlen=4096)).append(behind)

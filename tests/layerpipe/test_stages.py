@@ -1,0 +1,211 @@
+"""LayerPipe2 on the stage engine: delay 2S + g, weights stashed, latest or from a moving average."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import unlatch
+from recording import Optimizers, RecordingSGD, Scripted, feed
+from small_nets import tanh_net, vectors
+from unlatch.errors import ConfigError, ScheduleError
+from unlatch.methods import LayerPipe
+from unlatch.reference import SGD, recursion
+from unlatch.schedule import Rounds, check, streams, ticked
+from unlatch.schedule.split_rounds import SplitRounds, split_rounds
+
+
+def start(model, method, stages, optimizer):
+    return unlatch.parallelize(
+        model,
+        method,
+        stages=stages,
+        loss_fn=mse_loss,
+        optimizer=optimizer,
+        split=[str(i) for i in range(1, stages)],
+    )
+
+
+PLAIN = SGD(0.1)
+
+
+def check_recursion(method, stages, sgd=PLAIN, steps=14, tolerance=0.0):
+    model, data = tanh_net(stages), vectors(steps, size=12)
+    m, gaps = method.microbatches, [2 * (stages - 1 - k) + method.g for k in range(stages)]
+    per_update = m * method.accumulate
+    truth = recursion(
+        list(copy.deepcopy(model)),
+        [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)],
+        mse_loss,
+        sgd,
+        lambda k, i: max(0, i - gaps[k]) // per_update,
+        per_update=per_update,
+    )
+    optimizer = partial(torch.optim.SGD, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov)
+    run = start(model, method, stages, optimizer)
+    losses = [result.loss for result in feed(run, data)]
+    for k, block in enumerate(model):
+        for key, value in truth.weights[k][-1].items():
+            difference = (block.get_parameter(key) - value).abs().max().item()
+            assert difference <= tolerance, (k, key, difference)
+    assert losses == pytest.approx([sum(truth.losses[i : i + m]) / m for i in range(0, steps * m, m)], rel=1e-12)
+    return run
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("g", [0, 1, 3])
+def test_stash_follows_the_recursion_exactly(stages, g):
+    check_recursion(LayerPipe(mode="stages", g=g, microbatches=1), stages)
+
+
+def test_a_backward_in_halves_changes_nothing():
+    check_recursion(LayerPipe(mode="stages", halves=True, microbatches=1), 3, SGD(0.05, momentum=0.9))
+
+
+@settings(max_examples=12)
+@given(
+    stages=st.integers(1, 4), g=st.integers(0, 3), m=st.integers(1, 3), accumulate=st.integers(1, 3), some=st.booleans()
+)
+def test_any_combination_follows_the_recursion(stages, g, m, accumulate, some):
+    method = LayerPipe(mode="stages", g=g, microbatches=m, accumulate=accumulate)
+    check_recursion(method, stages, SGD(0.05, momentum=0.9, nesterov=some), steps=3 * accumulate, tolerance=1e-14)
+
+
+@pytest.mark.parametrize("g", [0, 2])
+def test_measured_staleness_is_what_theory_gives(g):
+    run = check_recursion(LayerPipe(mode="stages", g=g, microbatches=1), 3, steps=40)
+    for stage in run.statistics():
+        assert stage.staleness == stage.predicted_staleness == 2 * (2 - stage.stage) + g
+
+
+# ------------------------------------------------------------------ weights
+
+
+class Growing(Scripted):
+    """Moves along a straight line with steps that grow evenly: W <- W + n u."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        params = self.param_groups[0]["params"]
+        self.gradients.append([p.grad.clone() for p in params])
+        torch._foreach_add_(params, self.u, alpha=self.count)
+
+
+def gradients(weights, optimizers, g, steps):
+    run = start(tanh_net(3), LayerPipe(mode="stages", weights=weights, g=g, microbatches=1), 3, optimizers)
+    feed(run, vectors(steps))
+    return [[torch.cat([t.flatten() for t in update]) for update in made.gradients] for made in optimizers.made]
+
+
+@pytest.mark.parametrize("g", [0, 1])
+def test_average_is_exact_for_constant_updates(g):
+    stash = gradients("stash", Optimizers(Scripted), g, 12)
+    average = gradients("average", Optimizers(Scripted), g, 12)
+    latest = gradients("latest", Optimizers(Scripted), g, 12)
+    for k in range(3):
+        for one, other in zip(stash[k], average[k], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert (latest[0][-1] - stash[0][-1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("g", [0, 1])
+def test_average_is_exact_for_evenly_growing_updates_once_the_start_is_forgotten(g):
+    script = {"scale": 1e-4}
+    stash = gradients("stash", Optimizers(Growing, **script), g, 90)
+    average = gradients("average", Optimizers(Growing, **script), g, 90)
+    scale = max(float(stash[k][-1].abs().max()) for k in range(3))
+    for k in range(3):
+        torch.testing.assert_close(stash[k][-1], average[k][-1], rtol=0, atol=1e-9 * scale)
+
+
+class Scale(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_latest_mixes_old_activations_with_new_weights():
+    optimizers = Optimizers(RecordingSGD, lr=0.01)
+    model = nn.Sequential(nn.Sequential(Scale(0.7), Scale(1.3)), nn.Identity())
+    run = start(model, LayerPipe(mode="stages", weights="latest", microbatches=1), 2, optimizers)
+    feed(run, [(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))] * 9)
+    seen = optimizers[0].weights
+    for t, (first, second) in enumerate(optimizers[0].gradients):
+        w, v = (x.item() for x in seen[max(0, t - 2)])  # of the forward, delay 2
+        cotangent = 2 * v * w
+        assert first.item() == pytest.approx(cotangent * seen[t][1].item(), rel=1e-14)
+        assert second.item() == pytest.approx(cotangent * w, rel=1e-14)
+
+
+# ---------------------------------------------------------------- stability
+
+LIMITS = {0: 2.0, 1: 1.0, 2: 0.618, 3: 0.445, 4: 0.347, 5: 0.2846, 6: 0.2411, 7: 0.2091}
+
+
+@pytest.mark.parametrize("delay", LIMITS)
+def test_stability_limit_of_one_delayed_weight(delay):
+    """w(t+1) = w(t) - a w(t-d), at 0.99 and 1.01 of the limit: delays from `g` on one stage, and from stages above."""
+    limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
+    assert limit == pytest.approx(LIMITS[delay], abs=6e-4)
+    curvature = torch.tensor([0.99, 1.01], dtype=torch.float64) * limit
+    cases = [(LayerPipe(mode="stages", g=delay, microbatches=1), 1)]
+    if delay % 2 == 0:
+        cases.append((LayerPipe(mode="stages", microbatches=1), delay // 2 + 1))
+    for method, stages in cases:
+        model = nn.Sequential(Scale([1.0, 1.0]), *[nn.Identity() for _ in range(stages - 1)])
+        run = unlatch.parallelize(
+            model,
+            method,
+            stages=stages,
+            loss_fn=lambda out, target: 0.5 * (curvature * out.square()).sum(),
+            optimizer=partial(torch.optim.SGD, lr=1.0),
+            split=[str(i) for i in range(1, stages)],
+        )
+        one = torch.ones(1, 2, dtype=torch.float64)
+        path = []
+        for _ in range(300):
+            run.step(one, one)
+            path.append(model[0].weight.detach().abs().clone())
+        before, after = torch.stack(path[100:200]).amax(0), torch.stack(path[200:]).amax(0)
+        assert after[0] < 0.95 * before[0], (delay, stages, "0.99 of the limit must converge")
+        assert after[1] > 1.05 * before[1], (delay, stages, "1.01 of the limit must diverge")
+
+
+# ----------------------------------------------------------------- schedule
+
+
+@settings(max_examples=25)
+@given(stages=st.integers(1, 5), g=st.integers(0, 4), groups=st.lists(st.integers(1, 3), min_size=1, max_size=6))
+def test_split_rounds_are_valid_schedules(stages, g, groups):
+    check(streams(split_rounds(ticked(stages), g), groups))
+
+
+def test_split_rounds_refuse_what_they_cannot_do():
+    with pytest.raises(ScheduleError, match="g >= 0"):
+        SplitRounds(1, (0,), g=-1)
+    with pytest.raises(ScheduleError, match="backward first"):
+        split_rounds(Rounds(2, (2, 0), backward_first=True))
+    with pytest.raises(ScheduleError, match="strictly falling"):
+        SplitRounds(2, (0, 2))
+
+
+@pytest.mark.parametrize("options", [{"mode": "stage"}, {"weights": "old"}, {"g": -1}, {"g": 0.5}, {"beta": 0.5}])
+def test_bad_options_are_refused(options):
+    with pytest.raises(ConfigError, match=f"layerpipe: {next(iter(options))}"):
+        LayerPipe(**options)
