@@ -13,10 +13,12 @@ import unlatch
 from rank_jobs import falling_lr, momentum_sgd
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import CONV_SPLITS, conv_net, images, vectors
-from unlatch.methods import get
+from unlatch.methods import Local, get
 from unlatch.nn import replayable
 
 METHODS = unlatch.methods.names()
+# In the others no gradient crosses a border, so what stages receive is not that of backpropagation.
+GLOBAL = [name for name in METHODS if not isinstance(get(name), Local)]
 SYNCHRONOUS = ["bp", "gpipe", "1f1b", "zb-h1", "zb-h2"]
 SEED = 3
 
@@ -66,7 +68,7 @@ def test_one_stage_is_a_hand_written_loop_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", GLOBAL)
 def test_zero_learning_rate_gives_the_gradient_of_backpropagation_at_every_stage(name, stages):
     method = get(name, microbatches=stages if name == "pipedream-2bw" else 1)
     data = [(x.double(), y) for x, y in images([12] * 7)]

@@ -44,6 +44,7 @@ def conv_run(method: Any, stages: int, **options: Any) -> unlatch.Run:
         "lr_scheduler": falling_lr,
         "clip_grad_norm": 0.5,
         "split": CONV_SPLITS[stages],
+        "sample": images([12])[0],
         "seed": 3,
     }
     return unlatch.parallelize(conv_net(), method, stages=stages, **{**settings, **options})
