@@ -237,6 +237,10 @@ class Run:
         """Staleness, bubble, memory and traffic of every stage, on every rank."""
         return gather_statistics(self._engine, self.method, self._world, self._links)
 
+    def method_statistics(self) -> list[Any]:
+        """What the method measured about itself, for every stage, on every rank; empty for most methods."""
+        return sorted((s for part in self._world.gather(self._engine.method_statistics()) for s in part), key=_by_stage)
+
     # ------------------------------------------------------------- checkpoint
 
     def save(self, path: str | Path) -> None:
@@ -300,6 +304,10 @@ class _Pass:
     @property
     def mean_loss(self) -> float:
         return self._loss / max(1, self.samples)
+
+
+def _by_stage(measured: Any) -> int:
+    return int(measured.stage)
 
 
 def _ignore(_: object) -> None:

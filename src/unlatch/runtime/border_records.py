@@ -10,9 +10,28 @@ from torch import Tensor
 from ..methods.border import BorderMethod
 from ..nn.channels import widened
 from ..rules.border import BorderRule
-from .sources import Meeting
 
-__all__ = ["BorderRecord", "measure_border"]
+__all__ = ["BorderRecord", "Meeting", "measure_border"]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What comes together at a border about one micro-batch.
+
+    **Arguments:**
+
+    - `lam`: the input that the stage used.
+    - `x`: the state that arrived, as sent; `None` where nothing is compared.
+    - `p`: the gradient on the input; `None` where it plays no part.
+    - `kappa`: the multiplier.
+    - `beta`: the penalty coefficient, times the weight of the micro-batch in its batch.
+    """
+
+    lam: Tensor
+    x: Tensor | None
+    p: Tensor | None
+    kappa: Tensor | None
+    beta: float
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from torch import Tensor
 from ..methods.border import BorderMethod
 from ..nn.statistics import frozen_statistics
 from ..rules.border import relaxed_multiplier
-from .border_records import BorderRecord, measure_border
+from .border_records import Meeting, measure_border
 from .clock import Clock
 from .jobs import ADJOINT, INPUT, LOSS, MULTIPLIER, STATE, Job
 from .mail import Mail
-from .sources import Meeting, Shortcut, Source
+from .sources import Shortcut, Source
 from .stage import Stage
 from .synthesis import Synthesis
 from .trained import Trained
@@ -85,7 +85,7 @@ class BorderWorker(Worker):
         super().__init__(stage, mail, clock, losses)
         self.method, self.rule = method, method.border_rule()
         self.source, self.synthesis = source, synthesis
-        self.records: list[BorderRecord] = []
+        self.capacity = source.capacity if source is not None else None
         self.multiplier: Any = getattr(method, "multiplier", "none")
         self.replays = self.multiplier == "replay"
         self.shallow = method.ablation == "shallow"

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import ConfigError, StageFailed, UnlatchError
+from ..errors import ConfigError, StageFailed, TransportError, UnlatchError
 from ..nn.tree import batch_size, map_tensors, split_batch
 from ..schedule import Action, Kind, Schedule, with_updates
 from .events import Event, Recorder
@@ -138,6 +138,10 @@ class Engine:
             raise ConfigError(f'this method knows no path {path!r} to evaluate: only "serial", the network itself')
         return dict(self.stages)
 
+    def method_statistics(self) -> list[Any]:
+        """What a method measured about itself, for the stages of this process."""
+        return []
+
     def extra_tensors(self) -> dict[str, Tensor]:
         """What a method trains or stores beside the network, for a checkpoint."""
         return {}
@@ -218,6 +222,11 @@ class Engine:
             message = self.mail.take(FORWARD, stage.index, self._micros.get(number))
             assert message.micro is not None
             micro, (inputs, target) = message.micro, message.payload
+            if micro.id != self._origin + number:
+                raise TransportError(
+                    f"stage {stage.index} expected the forward message of micro-batch {self._origin + number}, got "
+                    f"that of {micro} (id {micro.id})"
+                )
         self._micros[number] = micro
         if micro.ends:
             self._ends[number] = micro.update

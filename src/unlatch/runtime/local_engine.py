@@ -13,6 +13,7 @@ from ..schedule import Schedule
 from .engine import Engine, Finished
 from .events import Recorder
 from .jobs import BATCH, Job, check_same, checksum
+from .local_statistics import LocalStatistics
 from .mail import FORWARD, Mail, Message
 from .stage import Stage
 from .wire import dense
@@ -164,6 +165,20 @@ class LocalEngine(Engine):
     def route(self, path: str | None = None) -> dict[int, Any]:
         own = {worker.index: worker.route(path) for worker in self.workers}
         return own if all(part is not None for part in own.values()) else super().route(path)
+
+    def method_statistics(self) -> list[LocalStatistics]:
+        probed = getattr(self.before_update, "probe", None)
+        return [
+            LocalStatistics(
+                stage=worker.index,
+                seconds=dict(worker.clock.seconds),
+                micros=self._origin + self._fed,
+                records=list(worker.records),
+                cosines=list(probed.found[worker.index]) if probed is not None else [],
+                capacity=worker.capacity,
+            )
+            for worker in self.workers
+        ]
 
     # ------------------------------------------------------------- checkpoint
 

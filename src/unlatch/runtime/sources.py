@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,35 +15,16 @@ from ..nn.auxiliary import Capacity
 from ..nn.randomness import replayable
 from ..nn.ranged import Ranged
 from ..rules.border import corrected
+from .border_records import Meeting
 from .jobs import Job
 from .stage import Stage, StageOptions
 from .trained import Trained
 from .worker import Worker
 
-__all__ = ["AuxNetSource", "Meeting", "Shortcut", "Source"]
+__all__ = ["AuxNetSource", "Shortcut", "Source"]
 
 # Keeps the random numbers of an AuxNet apart from those of its stage, whose stream is (seed, stage, micro).
 _STREAM = 1 << 32
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """What comes together at a border about one micro-batch.
-
-    **Arguments:**
-
-    - `lam`: the input that the stage used.
-    - `x`: the state that arrived, as sent; `None` where nothing is compared.
-    - `p`: the gradient on the input; `None` where it plays no part.
-    - `kappa`: the multiplier.
-    - `beta`: the penalty coefficient, times the weight of the micro-batch in its batch.
-    """
-
-    lam: Tensor
-    x: Tensor | None
-    p: Tensor | None
-    kappa: Tensor | None
-    beta: float
 
 
 class Source(ABC):

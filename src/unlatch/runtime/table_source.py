@@ -12,8 +12,9 @@ from ..errors import DataError
 from ..methods.auxvar import AuxVar
 from ..nn.tree import flatten
 from ..rules.border import corrected, relaxed_multiplier
+from .border_records import Meeting
 from .jobs import Job
-from .sources import Meeting, Source
+from .sources import Source
 
 __all__ = ["Roster", "TableSource", "sample_keys"]
 

@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..nn.auxiliary import Capacity
 from ..nn.tree import map_tensors
+from .border_records import BorderRecord
 from .clock import Clock
 from .jobs import Job
 from .mail import BACKWARD, FORWARD, Mail, Message
@@ -37,6 +39,9 @@ class Worker(ABC):
     def __init__(self, stage: Stage, mail: Mail, clock: Clock, losses: dict[int, float]) -> None:
         self.stage, self.index = stage, stage.index
         self.mail, self.clock, self.losses = mail, clock, losses
+        #: Measurements at the border below, and the size of the network that predicts the stage's input.
+        self.records: list[BorderRecord] = []
+        self.capacity: Capacity | None = None
 
     @abstractmethod
     def open(self, job: Job | None) -> None:
