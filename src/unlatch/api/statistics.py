@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..methods import Method
 from ..runtime.engine import Engine
-from ..runtime.events import bubble
+from ..runtime.events import Event, bubble
 from ..runtime.transport import Link
 from ..runtime.world import World
 
@@ -25,6 +25,11 @@ class StageStatistics:
     - `peak_bytes`: most bytes kept for batches under way (and for the graph being differentiated).
     - `weight_copies`: most old weight versions alive at once.
     - `bytes_sent`: by its process, over all links.
+    - `delay`: most micro-batches that began between forward and backward of one: the staleness in ticks.
+    - `in_flight`: most micro-batches between their forward and the end of their backward, the one at work included.
+    - `stored_bytes`: most bytes stored for these, as queues of inputs or as graphs; 0 where inputs are reconstructed.
+    - `reconstruction_error`: largest relative error of a reconstructed input; `None` where none is reconstructed.
+    - `reconstruction`: all measurements (micro-batch, error), newest last.
     """
 
     stage: int
@@ -37,6 +42,11 @@ class StageStatistics:
     peak_bytes: int
     weight_copies: int
     bytes_sent: int
+    delay: int = 0
+    in_flight: int = 0
+    stored_bytes: int = 0
+    reconstruction_error: float | None = None
+    reconstruction: tuple[tuple[int, float], ...] = ()
 
 
 def gather_statistics(engine: Engine, method: Method, world: World, links: Sequence[Link]) -> list[StageStatistics]:
@@ -57,7 +67,23 @@ def gather_statistics(engine: Engine, method: Method, world: World, links: Seque
             peak_bytes=stage.peak_bytes,
             weight_copies=stage.peak_versions,
             bytes_sent=sent,
+            delay=_delay(e for e in recorder.events if e.stage == index),
+            in_flight=stage.most_in_flight,
+            stored_bytes=stage.stored_bytes,
+            reconstruction_error=stage.reconstruction.worst if stage.reverses else None,
+            reconstruction=tuple(stage.reconstruction.history),
         )
         for index, stage in engine.stages.items()
     ]
     return sorted((s for part in world.gather(own) for s in part), key=lambda s: s.stage)
+
+
+def _delay(events: Iterable[Event]) -> int:
+    """The largest distance between the newest forward of a stage and the backward that follows it."""
+    newest = most = 0
+    for event in events:
+        if event.kind == "F":
+            newest = event.batch
+        elif event.kind in ("B", "I"):
+            most = max(most, newest - event.batch)
+    return most

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss
-from ..nn.inverse_check import relative_error
 from ..nn.inversion import invert_and_differentiate, is_reversible
 from ..nn.randomness import replayable
 from ..nn.split_backward import Pending, input_gradients
@@ -25,13 +24,12 @@ from ..rules.bundle import Rules
 from ..rules.weights import GivenWeights, weight_rule, weights_at
 from .metering import PeakMeter, Scale
 from .micro import Micro
+from .reconstruction import Reconstruction
 from .updating import Optimizer, Updater
 
 __all__ = ["Returned", "Stage", "StageOptions"]
 
 Gradients = list[Tensor | None]
-#: Every so many micro-batches a reversible stage keeps its true input, to see how well it is reconstructed.
-PROBE_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,8 @@ class Stage:
         self.loss: float | None = None
         self.seen = 0
         self.kept_bytes = self.peak_bytes = self.peak_versions = 0
-        self.reconstruction_error = 0.0
+        self.stored_bytes = self.most_in_flight = 0
+        self.reconstruction = Reconstruction()
         self._hands_down_input = hands_down_input
         self._kept: dict[int, _Kept] = {}
         self._statistics = frozen_statistics(module)
@@ -149,14 +148,15 @@ class Stage:
                 outputs = self._run_with_graph(kept, target)
         self._kept[micro.id] = kept
         self._count(kept.nbytes)
+        self.stored_bytes = max(self.stored_bytes, self.kept_bytes)
+        self.most_in_flight = max(self.most_in_flight, len(self._kept))
         return None if self.last else map_tensors(Tensor.detach, outputs)
 
     def _keep_little(self, kept: _Kept) -> None:
         if self.recomputes:
             kept.nbytes = sum(t.nbytes for t in kept.inputs)
             return
-        if kept.micro.id % PROBE_EVERY == 0:
-            kept.probe = unflatten(kept.spec, kept.inputs)
+        kept.probe = self.reconstruction.sample(kept.micro.id, unflatten(kept.spec, kept.inputs))
         kept.inputs = []
 
     def _run(self, kept: _Kept, target: Tree = None) -> Tree:
@@ -302,8 +302,7 @@ class Stage:
         if meter is not None:
             known = self._weighed[shapes] = meter.peak
         self.peak_bytes = max(self.peak_bytes, self.kept_bytes + (known or 0))
-        if kept.probe is not None:
-            self.reconstruction_error = max(self.reconstruction_error, relative_error(inputs, kept.probe))
+        self.reconstruction.compare(kept.micro.id, kept.probe, inputs)
         return Returned([*flatten(gradients)[0]], inputs if self._hands_down_input else None)
 
     def _hand_down(self, kept: _Kept, gradients: Gradients) -> Returned:
