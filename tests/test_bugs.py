@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as schedules
 import unlatch
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
-from unlatch.errors import TransportError
+from unlatch.errors import DataError, PeerLost, TransportError
 from unlatch.runtime.mail import FORWARD, Message
 from unlatch.runtime.wire import open_envelope, seal
 
@@ -86,3 +86,16 @@ def test_schedules_made_of_schedules_started_again_after_a_resume(tmp_path):
     run.save(tmp_path / "checkpoint")
     again.load(tmp_path / "checkpoint")
     assert [r.loss for r in feed(again, data[3:])] == [r.loss for r in feed(run, data[3:])]
+
+
+def test_evaluating_nothing_waited_for_ever():
+    run = unlatch.parallelize(tanh_net(1), stages=1, loss_fn=mse_loss, optimizer=sgd)
+    with pytest.raises(DataError, match="needs a loader"):
+        run.evaluate(None)
+
+
+def test_stopped_ranks_returned_no_results_without_an_error():
+    ranks = unlatch.Ranks(1)
+    ranks.close(force=True)
+    with pytest.raises(PeerLost, match="start new ranks"):
+        ranks.run(int)

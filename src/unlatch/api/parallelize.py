@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from ..nn.chain_check import check_chain
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan, make_plan, profile
 from ..runtime.health import Health
-from ..runtime.mail import Mail, Message
+from ..runtime.mail import ACK, BACKWARD, EVALUATE, FORWARD, Mail, Message
 from ..runtime.placement import place
 from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
@@ -86,6 +87,16 @@ def parallelize(
     world = current_world(distributed)
     chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
     chosen.schedule(stages)
+    asked = {
+        "stages": stages,
+        "split": split if isinstance(split, str) else list(split),
+        "plan": plan.starts if plan is not None else None,
+        "seed": seed,
+        "precision": precision,
+        "clip_grad_norm": clip_grad_norm,
+        "loss_reduction": loss_reduction,
+    }
+    _handshake(world, chosen, asked, model)
     blocks = chain(model)
     if plan is None:
         plan = _plan(blocks, chosen, stages, split, sample, precision, world)
@@ -101,7 +112,6 @@ def parallelize(
         seed=seed,
     )
     homes = place(stages, world.size, plan.stage_costs)
-    _handshake(world, chosen, plan, seed, model)
     mean_loss = loss_reduction == "mean"
     run = _connect(Blueprint(model, chosen, blocks, plan, options, homes, world, mean_loss, sample), stall_limit)
     run.notes += [n for n in (plan.note, note) if n]
@@ -154,15 +164,13 @@ def _decide_compensation(
     return replace(method, compensate=count), why
 
 
-def _handshake(world: World, method: Method, plan: Plan, seed: int, model: Model) -> None:
-    """All ranks must mean the same run; the difference is named before anything is trained."""
-    facts = {
-        "method": repr(method),
-        "stages": plan.starts,
-        "seed": seed,
-        "torch": torch.__version__,
-        "initial weights": _fingerprint(model),
-    }
+def _handshake(world: World, method: Method, asked: dict[str, Any], model: Model) -> None:
+    """All ranks must mean the same run; the difference is named before anything is done together."""
+    if world.group is None:
+        return
+    # Functions in a method are shown with their address, which is another one in each process.
+    named = re.sub(r" at 0x[0-9a-f]+", "", repr(method))
+    facts = {**asked, "method": named, "torch": torch.__version__, "initial weights": _fingerprint(model)}
     for rank, others in enumerate(world.gather(facts)):
         for what, mine in facts.items():
             if others[what] != mine:
@@ -199,10 +207,14 @@ def _connect(blueprint: Blueprint, stall_limit: float) -> Run:
         health = Health(world.name, world.rank, world.size, lambda r: _describe(homes[r]), mail.fail, stall_limit)
         for peer in (world.rank - 1, world.rank + 1):
             if 0 <= peer < world.size:
-                links[peer] = Link(peer, world.group, mail, health.loss)
+                links[peer] = Link(peer, world.group, mail, health, _sent_by(peer, world.rank))
     compensation = Compensation(method.compensate if isinstance(method, DTRP) and method.compensate != "auto" else 1)
     options, plan = blueprint.options, blueprint.plan
     return Run(blueprint.model, method, plan, options, engine, world, list(links.values()), health, compensation)
+
+
+def _sent_by(peer: int, rank: int) -> tuple[str, ...]:
+    return (FORWARD, EVALUATE) if peer < rank else (BACKWARD, ACK)
 
 
 def _describe(stages: range) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import DataError
 from ..nn.tree import batch_size, map_tensors
 from .mail import ACK, EVALUATE, Mail, Message
 from .stage import Stage
@@ -38,6 +39,8 @@ def evaluate(
     """
     sums: Sums = {"samples": 0.0, "loss": 0.0, "correct": 0.0, "predictions": 0.0}
     lowest, highest = min(stages), max(stages)
+    if lowest == 0 and loader is None:
+        raise DataError("evaluate needs a loader on the rank that holds stage 0, got None")
     source = iter(loader) if lowest == 0 and loader is not None else None
     sent = answered = 0
 

@@ -64,7 +64,7 @@ class Health:
         while time.monotonic() < deadline:
             note = self._note()
             if note is not None:
-                return PeerLost(f"rank {note['rank']} ({self.describe(int(note['rank']))}) stopped: {note['text']}")
+                return self._quote(note)
             time.sleep(0.05)
         detail = f" ({str(error).splitlines()[0]})" if error and str(error) else ""
         return PeerLost(
@@ -72,9 +72,22 @@ class Health:
             "its output, and at the machine's memory."
         )
 
+    def departure(self, peer: int) -> PeerLost:
+        """The error to raise when something is expected of `peer` after it took its leave."""
+        note = self._note()
+        if note is not None:
+            return self._quote(note)
+        return PeerLost(
+            f"rank {peer} ({self.describe(peer)}) has closed its run while rank {self.rank} still waits for it: call "
+            "step, flush, fit and evaluate equally often on every rank"
+        )
+
     def close(self) -> None:
         """Stop watching."""
         self._stop.set()
+
+    def _quote(self, note: dict[str, str]) -> PeerLost:
+        return PeerLost(f"rank {note['rank']} ({self.describe(int(note['rank']))}) stopped: {note['text']}")
 
     def _note(self) -> dict[str, str] | None:
         if self._store is None:
@@ -109,6 +122,11 @@ class Health:
             except (RuntimeError, ValueError):
                 if not self._stop.is_set():
                     self._on_loss(self.loss(0))
+                return
+            note = self._note()
+            if note is not None and int(note["rank"]) != self.rank:
+                # Its process may live on, with all sockets open.
+                self._on_loss(self._quote(note))
                 return
             for rank, count in present.items():
                 if seen.get(rank, (None, 0.0))[0] != count:

@@ -77,10 +77,13 @@ class Ranks:
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
         """Run `fn(*args)` on every rank and return the results by rank."""
+        if not self._pipes:
+            raise PeerLost("these ranks were stopped, by close() or by an earlier failure: start new ranks")
         for rank, pipe in enumerate(self._pipes):
             try:
                 pipe.send((fn, args))
             except (BrokenPipeError, OSError):
+                self.close(force=True)
                 raise PeerLost(f"rank {rank} is no longer running: start new ranks") from None
         results: dict[int, Any] = {}
         failures: list[tuple[int, BaseException, str]] = []
@@ -110,9 +113,7 @@ class Ranks:
             ok, value, trace = self._pipes[rank].recv()
         except (EOFError, OSError):
             self._workers[rank].join(_GRACE)
-            code = self._workers[rank].exitcode
-            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
-            failures.append((rank, PeerLost(f"rank {rank} {how}"), ""))
+            failures.append((rank, PeerLost(f"rank {rank} {_ending(self._workers[rank].exitcode)}"), ""))
             return
         if ok:
             results[rank] = value
@@ -128,7 +129,8 @@ class Ranks:
             pipe.close()
         for worker in self._workers:
             if force:
-                worker.terminate()
+                # A stopped process does not hear anything milder.
+                worker.kill()
             worker.join(_GRACE)
             if worker.is_alive():
                 worker.kill()
@@ -142,9 +144,17 @@ class Ranks:
         self.close(force=kind is not None)
 
 
+def _ending(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exited with code {code} before it was done: look at its output"
+    hint = "; if nobody did that, the system may have, for lack of memory" if -code == signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({signal.Signals(-code).name}){hint}"
+
+
 def _root_cause(failures: list[tuple[int, BaseException, str]]) -> BaseException:
     """The failure that is not just the echo of another one, with its traceback attached as text."""
-    failures = sorted(failures, key=lambda f: (isinstance(f[1], PeerLost), not f[2]))
+    # Of echoes, what is known about a rank that died says more than what its neighbours saw.
+    failures = sorted(failures, key=lambda f: (isinstance(f[1], PeerLost), isinstance(f[1], PeerLost) == bool(f[2])))
     rank, error, trace = failures[0]
     if trace and not isinstance(error, UnlatchError):
         failed = StageFailed(f"rank {rank} raised {type(error).__name__}: {error}\n\n{trace}")
@@ -174,6 +184,11 @@ def _serve(pipe: Connection, rank: int, ranks: int, port: int, threads: int, par
         try:
             job = pipe.recv()
         except (EOFError, OSError):
+            break
+        except Exception as error:
+            text = f"rank {rank} cannot import what it is to run ({error}): it must be importable, so define it at the "
+            pipe.send((False, ConfigError(f"{text}top level of a module or of a script that is a file"), ""))
+            code = 1
             break
         if job is None:
             break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class Mail:
         self._boxes: dict[tuple[str, int], deque[Message]] = {}
         self._arrival = threading.Condition()
         self._failure: UnlatchError | None = None
+        self._ended: dict[str, UnlatchError] = {}
 
     def send(self, message: Message) -> None:
         """Deliver to a stage here, or hand over for transport."""
@@ -91,8 +92,9 @@ class Mail:
                 box = self._boxes.get((kind, stage))
                 if box:
                     return box[0]
-                if self._failure is not None:
-                    raise self._failure
+                error = self._failure or self._ended.get(kind)
+                if error is not None:
+                    raise error
                 # A bounded wait keeps Ctrl-C and failure notices responsive.
                 self._arrival.wait(timeout=1.0)
 
@@ -106,6 +108,12 @@ class Mail:
         with self._arrival:
             self._boxes[kind, stage].popleft()
         return message
+
+    def end(self, kinds: Iterable[str], error: UnlatchError) -> None:
+        """Make waits for messages of these kinds raise `error` once the boxes are empty: nobody sends them any more."""
+        with self._arrival:
+            self._ended.update(dict.fromkeys(kinds, error))
+            self._arrival.notify_all()
 
     def fail(self, error: UnlatchError) -> None:
         """Make every present and future wait raise `error`; the first one counts."""

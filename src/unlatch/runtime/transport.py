@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,16 @@ from .wire import HEADER_BYTES, close_notice, open_envelope, seal
 __all__ = ["Link"]
 
 
+class Witness(Protocol):
+    """Who can say why a peer is gone: `Health`, in a run."""
+
+    def loss(self, peer: int, error: Exception | None = None) -> PeerLost:
+        """The connection broke."""
+
+    def departure(self, peer: int) -> PeerLost:
+        """The peer took its leave."""
+
+
 class Link:
     """Both directions of the connection to one peer.
 
@@ -32,17 +43,24 @@ class Link:
     - `peer`: its global rank.
     - `group`: a process group of this run's own, so that nothing else travels on it.
     - `mail`: where arriving messages go, and who is told of a failure.
-    - `describe_loss`: turns a broken connection into an error that names the culprit.
+    - `health`: turns a broken connection into an error that names the culprit.
+    - `sends`: the kinds of messages that this peer alone sends; a wait for one after it has left is an error.
     """
 
     def __init__(
-        self, peer: int, group: dist.ProcessGroup, mail: Mail, describe_loss: Callable[[int, Exception], UnlatchError]
+        self,
+        peer: int,
+        group: dist.ProcessGroup,
+        mail: Mail,
+        health: Witness,
+        sends: Sequence[str] = (),
     ) -> None:
         self.peer = peer
         self.bytes_sent = 0
         self._group = group
         self._mail = mail
-        self._describe_loss = describe_loss
+        self._health = health
+        self._sends = sends
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._closing = False
         self._threads = [
@@ -91,6 +109,7 @@ class Link:
                         "lost, doubled or overtaken"
                     )
                 if envelope.closes:
+                    self._mail.end(self._sends, self._health.departure(self.peer))
                     return
                 for block in envelope.blocks:
                     self._receive(block)
@@ -105,4 +124,4 @@ class Link:
     def _failed(self, error: Exception) -> None:
         if not self._closing:
             known = isinstance(error, UnlatchError) and not isinstance(error, PeerLost)
-            self._mail.fail(error if known else self._describe_loss(self.peer, error))  # type: ignore[arg-type]
+            self._mail.fail(error if known else self._health.loss(self.peer, error))  # type: ignore[arg-type]

@@ -1,0 +1,199 @@
+"""A dead, stuck or wrong rank ends the run in seconds, with the culprit's name, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import psutil
+import pytest
+
+import fault_jobs
+from fault_jobs import LIMIT
+from rank_jobs import differences
+from unlatch.errors import ConfigError, PeerLost, StageFailed, UnlatchError
+
+#: Seconds until everybody is out. A quiet machine needs two or three; a default of 60 would not pass.
+SOON = 25.0
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("*") if path.name.startswith(("torch_", "gloo", "unlatch"))}
+
+
+class Wreck:
+    """Break a pool and look at what is left."""
+
+    def __init__(self, pool, folder):
+        self.pool, self.folder = pool, folder
+        self.pids = pool.run(os.getpid)
+
+    def run(self, kind, method, what, at_stage, **options):
+        before, start = shared_memory(), time.time()
+        with pytest.raises(kind) as caught:
+            self.pool.run(
+                fault_jobs.breaks, method, self.pool.size, what, at_stage, str(self.folder), *options.values()
+            )
+        self.seconds = time.time() - start
+        self.text = "".join(traceback.format_exception(caught.value))
+        self.reports = {}
+        for rank in range(self.pool.size):
+            if (self.folder / f"rank{rank}").exists():
+                when, self.reports[rank] = (self.folder / f"rank{rank}").read_text().split("\n", 1)
+                assert float(when) - start < SOON + LIMIT
+        assert not [pid for pid in self.pids if psutil.pid_exists(pid)]
+        assert shared_memory() <= before
+        return caught.value
+
+
+@pytest.mark.parametrize(("what", "at_stage"), [("forward", 0), ("backward", 1), ("loss", 1), ("optimizer", 0)])
+def test_user_code_that_raises(ranks2, tmp_path, what, at_stage):
+    wreck = Wreck(ranks2, tmp_path)
+    error = wreck.run(StageFailed, "dtr", what, at_stage)
+    expected = {"loss": "forward", "optimizer": "update"}.get(what, what)
+    assert f"stage {at_stage} failed in" in str(error)
+    assert expected in str(error)
+    assert f"ValueError: boom in {what}" in str(error)
+    # The user's own line once, and the other rank's echo not at all.
+    assert wreck.text.count(f'raise ValueError("boom in {what}")') == 1
+    assert "PeerLost" not in wreck.text
+    other = wreck.reports[1 - at_stage]
+    assert other.startswith(f"PeerLost: rank {at_stage} (stage {at_stage}) stopped:")
+    assert f"boom in {what}" in other
+    assert wreck.seconds < SOON
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_killed_rank(ranks4, tmp_path, victim):
+    wreck = Wreck(ranks4, tmp_path)
+    error = wreck.run(PeerLost, "dtr", "kill", victim)
+    assert f"rank {victim} " in str(error)
+    assert wreck.reports.keys() == {0, 1, 2, 3} - {victim}
+    for report in wreck.reports.values():
+        assert report.startswith("PeerLost: ")
+        assert f"rank {victim} (stage {victim})" in report
+    assert wreck.seconds < SOON
+
+
+def test_rank_that_exits(ranks2, tmp_path):
+    wreck = Wreck(ranks2, tmp_path)
+    assert "rank 1 " in str(wreck.run(PeerLost, "pipedream", "exit", 1))
+    assert "rank 1 (stage 1) is gone without a word" in wreck.reports[0]
+
+
+def test_stopped_rank(ranks2, tmp_path):
+    wreck = Wreck(ranks2, tmp_path)
+    error = wreck.run(PeerLost, "dtr", "stop", 1, limit=LIMIT)
+    assert f"rank 1 (stage 1) gave no sign of life for {LIMIT:g} s" in str(error)
+    assert "stall_limit" in str(error)
+
+
+def test_short_pause_changes_nothing(ranks2, tmp_path):
+    note = tmp_path / "pid"
+
+    def wake():
+        while not (note.exists() and note.read_text()):
+            time.sleep(0.05)
+        time.sleep(1.0)
+        os.kill(int(note.read_text()), signal.SIGCONT)
+
+    waker = threading.Thread(target=wake)
+    waker.start()
+    found = ranks2.run(fault_jobs.survives, "dtrp", 2, "stop", 1, str(note), 30.0)
+    waker.join()
+    expected = fault_jobs.survives("dtrp", 2, "", 0, None, 30.0)
+    assert all(differences(expected, outcome) == [] for outcome in found)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_slow_stage_changes_nothing(ranks2, slow):
+    found = ranks2.run(fault_jobs.survives, "pipedream", 2, "slow", slow, None, 60.0)
+    expected = fault_jobs.survives("pipedream", 2, "", 0, None, 60.0)
+    assert all(differences(expected, outcome) == [] for outcome in found)
+
+
+@pytest.mark.parametrize("method", ["bp", "dtrp"])
+def test_loss_that_is_not_a_number(ranks2, method):
+    below, above = ranks2.run(fault_jobs.reported, fault_jobs.becomes_nan, method)
+    assert above.startswith("NonFiniteLoss: the loss of batch 2")
+    assert "is nan (stage 1, after 2 updates, lr 0.1). Lower the learning rate, clip gradients" in above
+    assert below.startswith("PeerLost: rank 1 (stage 1) stopped: the loss of batch 2")
+
+
+def test_data_loader_that_raises(ranks2):
+    pids = ranks2.run(os.getpid)
+    with pytest.raises(UnlatchError, match="rank 0 raised OSError: the disk is gone"):
+        ranks2.run(fault_jobs.loader_breaks)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("weights", "initial weights"),
+        ("method", "method"),
+        ("stages", "stages"),
+        ("split", "split"),
+        ("seed", "seed"),
+        ("precision", "precision"),
+        ("clip_grad_norm", "clip_grad_norm"),
+        ("loss_reduction", "loss_reduction"),
+    ],
+)
+def test_ranks_that_disagree(ranks2, what, named):
+    reports = ranks2.run(fault_jobs.reported, fault_jobs.disagree, what)
+    for rank, report in enumerate(reports):
+        assert report.startswith(f"ConfigError: ranks {rank} and {1 - rank} disagree on {named}: "), report
+
+
+def test_functions_in_a_method_are_no_disagreement(ranks2):
+    expected = fault_jobs.crosses(2)
+    assert all(differences(expected, found) == [] for found in ranks2.run(fault_jobs.crosses, 2))
+
+
+def test_more_ranks_than_stages(ranks2):
+    for report in ranks2.run(fault_jobs.reported, fault_jobs.too_few_stages):
+        assert report == (
+            "PlanError: 2 ranks cannot share 1 stage(s): start at most 1 processes, or cut the model into more stages"
+        )
+
+
+@pytest.mark.parametrize("method", ["bp", "dtr"])
+@pytest.mark.parametrize(("steps", "waiting"), [((6, 3), 0), ((3, 6), 1)])
+def test_ranks_with_different_numbers_of_batches(ranks2, steps, waiting, method):
+    start = time.monotonic()
+    reports = ranks2.run(fault_jobs.stops_early, steps, method)
+    assert time.monotonic() - start < 3 * SOON
+    assert reports[1 - waiting] == "no error"
+    assert reports[waiting].startswith(f"PeerLost: rank {1 - waiting} (stage {1 - waiting}) has closed its run")
+
+
+def test_two_runs_at_the_same_time(ranks2, ranks4):
+    found = {}
+
+    def train(pool):
+        found[pool.size] = pool.run(fault_jobs.survives, "fdg", 4, "", 0, None, 60.0)
+
+    threads = [threading.Thread(target=train, args=(pool,)) for pool in (ranks2, ranks4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = fault_jobs.survives("fdg", 4, "", 0, None, 60.0)
+    assert all(differences(expected, outcome) == [] for outcomes in found.values() for outcome in outcomes)
+
+
+def test_results_that_cannot_travel(ranks2):
+    with pytest.raises(ConfigError, match="cannot be sent back"):
+        ranks2.run(fault_jobs.returns_what_cannot_travel)
+
+
+def test_time_is_up(ranks2):
+    pids = ranks2.run(os.getpid)
+    with pytest.raises(PeerLost, match=r"ranks \[0, 1\] did not finish within 1 s and were stopped"):
+        ranks2.run(fault_jobs.never_ends, timeout=1.0)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]

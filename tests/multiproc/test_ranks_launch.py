@@ -1,0 +1,130 @@
+"""Starting and ending: the launcher, torchrun, scripts, and launchers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import fault_jobs
+import unlatch
+from rank_jobs import differences, train_conv
+
+SUPPORT = Path(fault_jobs.__file__).parent
+SOURCE = Path(unlatch.__file__).parents[1]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{SUPPORT}", "OMP_NUM_THREADS": "1"}
+
+
+def run_script(folder: Path, text: str, *launcher: str, timeout: float = 90.0) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(text)
+    command = [sys.executable, *launcher, str(script), str(folder)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout)
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_torchrun(tmp_path):
+    done = run_script(
+        tmp_path,
+        "import os, sys, torch\n"
+        "from rank_jobs import train_conv\n"
+        "torch.set_num_threads(1)\n"
+        "found = train_conv('dtrp', 3)\n"
+        "torch.save(found, os.path.join(sys.argv[1], os.environ['RANK']))\n",
+        *TORCHRUN,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = train_conv("dtrp", 3)
+    for rank in range(2):
+        assert differences(expected, torch.load(tmp_path / str(rank))) == []
+
+
+def test_torchrun_with_a_failing_stage(tmp_path):
+    start = time.monotonic()
+    done = run_script(
+        tmp_path,
+        "import sys\nimport fault_jobs\nfault_jobs.breaks('dtr', 2, 'forward', 1, sys.argv[1])\n",
+        *TORCHRUN,
+    )
+    assert time.monotonic() - start < 60
+    assert done.returncode != 0
+    assert done.stderr.count('raise ValueError("boom in forward")') == 1
+    assert (tmp_path / "rank0").read_text().split("\n", 1)[1].startswith("PeerLost: rank 1 (stage 1) stopped:")
+
+
+def test_a_script_that_fails_exits_with_an_error_and_one_traceback(tmp_path):
+    done = run_script(
+        tmp_path,
+        "import sys\nimport fault_jobs, unlatch\n"
+        "if __name__ == '__main__':\n"
+        "    unlatch.launch(fault_jobs.breaks, 2, args=('dtr', 2, 'backward', 0, sys.argv[1]))\n",
+    )
+    assert done.returncode == 1
+    assert done.stderr.count('raise ValueError("boom in backward")') == 1
+    assert "stage 0 failed in the backward of batch" in done.stderr
+
+
+def test_functions_that_ranks_cannot_import(tmp_path):
+    """Code given on the command line exists in this process only."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import unlatch\ndef f(): pass\nunlatch.launch(f, 2)"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "importable" in done.stderr
+
+
+def test_launcher_that_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nimport fault_jobs, unlatch\n"
+        "if __name__ == '__main__':\n"
+        "    unlatch.launch(fault_jobs.train_forever, 2, args=(sys.argv[1],))\n"
+    )
+    launcher = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment())
+    notes = [tmp_path / "pid0", tmp_path / "pid1"]
+    try:
+        deadline = time.monotonic() + 60
+        while not all(note.exists() and note.read_text() for note in notes):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        pids = [int(note.read_text()) for note in notes]
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    finally:
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline, "ranks outlive their launcher"
+        time.sleep(0.1)
+
+
+def test_launch_returns_results_by_rank():
+    assert len(set(unlatch.launch(os.getpid, 2))) == 2
+
+
+def test_ranks_that_were_stopped_cannot_be_used():
+    ranks = unlatch.Ranks(1)
+    ranks.close()
+    with pytest.raises(unlatch.errors.PeerLost, match="start new ranks"):
+        ranks.run(os.getpid)
+
+
+def test_no_ranks():
+    with pytest.raises(unlatch.errors.ConfigError, match="at least 1 process, got 0"):
+        unlatch.launch(os.getpid, 0)

@@ -1,0 +1,282 @@
+"""Two ranks in one process, over a wire that a test can tamper with: wrong messages are refused, never trained on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+import unlatch
+from rank_jobs import momentum_sgd
+from small_nets import tanh_net, vectors
+from unlatch.errors import PeerLost, TransportError
+from unlatch.methods import get
+from unlatch.runtime import transport
+from unlatch.runtime.engine import Engine
+from unlatch.runtime.mail import ACK, BACKWARD, EVALUATE, FORWARD, Mail, Message
+from unlatch.runtime.micro import Micro
+from unlatch.runtime.stage import Stage, StageOptions
+from unlatch.runtime.wire import HEADER_BYTES, open_envelope
+
+GONE = object()
+
+
+class FakeDist:
+    """The three calls that links use, over queues. A group is one end of the wire."""
+
+    @staticmethod
+    def isend(tensor, peer, group):
+        group.send(tensor.clone())
+
+    send = isend
+
+    @staticmethod
+    def recv(buffer, peer, group):
+        found = group.inbox.get(timeout=20)
+        if found is GONE:
+            raise RuntimeError("Connection closed by peer")
+        assert found.numel() == buffer.numel(), "a payload met a buffer of another size"
+        buffer.copy_(found)
+
+
+class Gossip:
+    """What `Health` does, without a store."""
+
+    def loss(self, peer, error=None):
+        return PeerLost(f"rank {peer} is gone ({error})")
+
+    def departure(self, peer):
+        return PeerLost(f"rank {peer} has left")
+
+
+class Rank:
+    """One stage with its engine, mail and link, driven by a thread of its own."""
+
+    def __init__(self, index, model, method, tamper=None):
+        self.index, self.peer = index, 1 - index
+        self.inbox = queue.Queue()
+        self.tamper = tamper
+        self.mail = Mail(range(index, index + 1), forward_to=lambda message: self.link.send(message))
+        options = StageOptions(loss_fn=mse_loss, optimizer=momentum_sgd)
+        self.stage = Stage(index, 2, model[index], method.rules(), options)
+        self.engine = Engine({index: self.stage}, method.schedule(2), self.mail, microbatches=method.microbatches)
+        self.error = None
+        self.losses = []
+
+    def connect(self, other):
+        def send(tensor):
+            for part in self.tamper(tensor) if self.tamper else [tensor]:
+                other.inbox.put(part)
+
+        kinds = (FORWARD, EVALUATE) if self.peer < self.index else (BACKWARD, ACK)
+        group = SimpleNamespace(send=send, inbox=self.inbox)
+        self.link = transport.Link(self.peer, group, self.mail, Gossip(), kinds)
+
+    def train(self, data, leave=True):
+        try:
+            for x, y in data:
+                self.losses += [f.loss for f in self.engine.step(x, y)]
+            self.losses += [f.loss for f in self.engine.drain()]
+        except Exception as error:
+            self.error = error
+        if leave:
+            self.link.close(timeout=5)
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    monkeypatch.setattr(transport, "dist", FakeDist)
+
+
+def train(method="dtr", tamper=None, upwards=True, data=None, model=None):
+    """Train on both ranks; `tamper` turns each tensor that goes up (or down) into a list of tensors."""
+    data, model = data or vectors(8), model or tanh_net(2)
+    chosen = get(method, microbatches=1)
+    ranks = [Rank(k, model, chosen, tamper if (k == 0) == upwards else None) for k in range(2)]
+    for rank, other in (ranks, ranks[::-1]):
+        rank.connect(other)
+    threads = [threading.Thread(target=rank.train, args=(data,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a rank hangs"
+    return ranks
+
+
+def is_header(tensor):
+    return tensor.numel() == HEADER_BYTES
+
+
+class At:
+    """Treats the n-th message specially and passes the others on; messages here fit into their headers."""
+
+    def __init__(self, number, treat):
+        self.number, self.treat, self.count = number, treat, 0
+
+    def __call__(self, tensor):
+        assert is_header(tensor)
+        self.count += 1
+        return self.treat(tensor) if self.count == self.number else [tensor]
+
+
+class Swap:
+    """Lets one message overtake another."""
+
+    def __init__(self, number):
+        self.number, self.count, self.held = number, 0, None
+
+    def __call__(self, tensor):
+        self.count += 1
+        if self.count == self.number:
+            self.held = tensor
+            return []
+        if self.held is not None:
+            held, self.held = self.held, None
+            return [tensor, held]
+        return [tensor]
+
+
+def flip(header, at=60):
+    header = header.clone()
+    header[at] ^= 4
+    return header
+
+
+@pytest.mark.parametrize("method", ["bp", "dtr", "pipedream", "zb-h1"])
+def test_an_honest_wire_gives_the_inline_result(wire, method):
+    model = tanh_net(2)
+    one, other = train(method, model=model)
+    assert one.error is None
+    assert other.error is None
+    truth = tanh_net(2)
+    run = unlatch.parallelize(
+        truth, get(method, microbatches=1), stages=2, loss_fn=mse_loss, optimizer=momentum_sgd, split=["1"]
+    )
+    losses = [r.loss for r in (run.step(x, y) for x, y in vectors(8)) if r.loss is not None]
+    losses += [r.loss for r in run.flush()]
+    assert one.losses == other.losses == losses
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), truth.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("upwards", [True, False])
+@pytest.mark.parametrize(
+    ("tamper", "sound", "text"),
+    [
+        pytest.param(lambda: At(3, lambda h: []), 2, "lost, doubled or overtaken", id="lost"),
+        pytest.param(lambda: At(3, lambda h: [h, h]), 3, "lost, doubled or overtaken", id="doubled"),
+        pytest.param(lambda: Swap(3), 2, "lost, doubled or overtaken", id="overtaken"),
+        pytest.param(lambda: At(3, lambda h: [flip(h)]), 2, "damaged", id="damaged-text"),
+        pytest.param(lambda: At(3, lambda h: [flip(h, int(h.nonzero().max()))]), 2, "damaged", id="damaged-tensor"),
+        pytest.param(lambda: At(3, lambda h: [torch.zeros_like(h)]), 2, "damaged", id="blank"),
+    ],
+)
+def test_tampering_is_refused(wire, tamper, sound, text, upwards):
+    ranks = train("dtr", tamper(), upwards)
+    victim = ranks[1 if upwards else 0]
+    assert isinstance(victim.error, TransportError)
+    assert text in str(victim.error)
+    # Nothing after the damage was used.
+    assert victim.stage.version <= sound
+
+
+def test_a_broken_connection_names_the_peer(wire):
+    ranks = train("dtr", At(4, lambda h: [GONE]))
+    assert isinstance(ranks[1].error, PeerLost)
+    assert "rank 0 is gone (Connection closed by peer)" in str(ranks[1].error)
+
+
+def test_large_tensors_travel_beside_the_header(wire):
+    data = vectors(4, size=300)
+    seen = []
+
+    def watch(tensor):
+        seen.append(is_header(tensor))
+        if seen[-1] and not (envelope := open_envelope(tensor)).closes:
+            assert len(envelope.blocks) == 2  # activation and target
+        return [tensor]
+
+    ranks = train("dtr", watch, data=data)
+    assert [rank.error for rank in ranks] == [None, None]
+    assert len(ranks[0].losses) == 4
+    assert seen == [True, False, False] * 4 + [True]
+
+
+# ------------------------------------------------------------------------------------------------- mail
+
+
+def card(number):
+    return Micro(number, number, 0, 1, 6, 1.0, number, True)
+
+
+def test_mail_refuses_a_message_about_another_micro_batch():
+    mail = Mail(range(2))
+    mail.post(Message(BACKWARD, 0, card(4)))
+    with pytest.raises(TransportError, match=r"stage 0 expected the backward message of batch 3 \(id 3\), got batch 4"):
+        mail.take(BACKWARD, 0, card(3))
+    assert mail.take(BACKWARD, 0, card(4)).micro == card(4)
+
+
+def test_mail_has_room_for_what_the_schedule_allows():
+    mail = Mail(range(1), capacity=2)
+    mail.post(Message(FORWARD, 0, card(0)))
+    mail.post(Message(FORWARD, 0, card(1)))
+    mail.post(Message(BACKWARD, 0, card(0)))
+    with pytest.raises(TransportError, match=r"2 forward messages wait for stage 0.*runs ahead"):
+        mail.post(Message(FORWARD, 0, card(2)))
+
+
+def test_mail_for_unknown_stages_is_refused():
+    with pytest.raises(TransportError, match="no way to stage 5"):
+        Mail(range(2)).send(Message(FORWARD, 5))
+
+
+def test_what_has_arrived_is_delivered_before_a_failure_shows():
+    mail = Mail(range(1))
+    mail.post(Message(FORWARD, 0, card(0)))
+    mail.fail(PeerLost("first"))
+    mail.fail(PeerLost("second"))
+    assert mail.take(FORWARD, 0).micro == card(0)
+    with pytest.raises(PeerLost, match="first"):
+        mail.take(FORWARD, 0)
+
+
+def test_after_a_peer_has_left_only_waits_for_it_fail():
+    mail = Mail(range(1))
+    mail.post(Message(FORWARD, 0, card(0)))
+    mail.end([FORWARD, EVALUATE], PeerLost("below has left"))
+    mail.post(Message(BACKWARD, 0, card(0)))
+    assert mail.take(FORWARD, 0).micro == card(0)
+    assert mail.take(BACKWARD, 0).micro == card(0)
+    with pytest.raises(PeerLost, match="below has left"):
+        mail.peek(FORWARD, 0)
+
+
+def test_a_waiting_stage_hears_of_a_failure_at_once():
+    mail = Mail(range(1))
+    timer = threading.Timer(0.1, mail.fail, [PeerLost("gone")])
+    timer.start()
+    with pytest.raises(PeerLost, match="gone"):
+        mail.take(FORWARD, 0)
+    timer.join()
+
+
+@pytest.mark.parametrize("wrong", [[1], [0, 0], [0, 2]])
+def test_an_engine_refuses_micro_batches_out_of_order(wrong):
+    """Even if every message is sound in itself."""
+    method = get("dtr", microbatches=1)
+    options = StageOptions(loss_fn=mse_loss, optimizer=momentum_sgd)
+    mail = Mail(range(1, 2), forward_to=lambda _: None)
+    stage = Stage(1, 2, tanh_net(1), method.rules(), options)
+    engine = Engine({1: stage}, method.schedule(2), mail)
+    for number in wrong:
+        mail.post(Message(FORWARD, 1, card(number), vectors(1)[0]))
+    for _ in wrong[:-1]:
+        engine.step()
+    with pytest.raises(TransportError, match="expected the forward message of micro-batch"):
+        engine.step()
+    assert stage.version == len(wrong) - 1

@@ -1,0 +1,221 @@
+"""Ranks that misbehave on purpose, at a given stage and batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import unlatch
+from rank_jobs import Outcome, copied_state
+from recording import feed
+from small_nets import vectors
+
+LIMIT = 2.0
+
+
+class BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        raise ValueError("boom in backward")
+
+
+class BadSGD(torch.optim.SGD):
+    """Fails at its third step."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        if self.steps == 3:
+            raise ValueError("boom in optimizer")
+        super().step(closure)
+
+
+class Trouble(nn.Module):
+    """Does something at the n-th training forward."""
+
+    def __init__(self, what: str, at: int = 3, note: str | None = None) -> None:
+        super().__init__()
+        self.what, self.at, self.note, self.calls = what, at, note, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        if self.what == "slow":
+            time.sleep(0.02)
+        if self.calls != self.at or not self.training:
+            return x
+        if self.what == "forward":
+            raise ValueError("boom in forward")
+        if self.what == "backward":
+            return BadBackward.apply(x)
+        if self.what == "nan":
+            return x * float("nan")
+        if self.what == "exit":
+            os._exit(3)
+        if self.what in ("kill", "stop"):
+            if self.note is not None:
+                Path(self.note).write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL if self.what == "kill" else signal.SIGSTOP)
+        return x
+
+
+class BadLoss:
+    """Fails at the third batch."""
+
+    def __init__(self, bad: bool) -> None:
+        self.bad, self.calls = bad, 0
+
+    def __call__(self, out: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        if self.bad and self.calls == 3:
+            raise ValueError("boom in loss")
+        return mse_loss(out, target)
+
+
+def network(stages: int, trouble: nn.Module | None = None, at_stage: int = 0) -> nn.Sequential:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(stages)]
+    if trouble is not None:
+        blocks[at_stage].append(trouble)
+    return nn.Sequential(*blocks).double()
+
+
+def start(
+    method: Any, stages: int, what: str = "", at_stage: int = 0, note: str | None = None, limit: float = 60.0
+) -> unlatch.Run:
+    """A run with a fault in one stage."""
+    model = network(stages, Trouble(what, note=note) if what else None, at_stage)
+    bad = {id(p) for p in model[at_stage].parameters()} if what == "optimizer" else set()
+
+    def optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        kind = BadSGD if id(params[0]) in bad else torch.optim.SGD
+        return kind(params, lr=0.1, momentum=0.9)
+
+    return unlatch.parallelize(
+        model,
+        method,
+        stages=stages,
+        loss_fn=BadLoss(what == "loss"),
+        optimizer=optimizer,
+        split=[str(k) for k in range(1, stages)],
+        stall_limit=limit,
+    )
+
+
+def breaks(
+    method: Any, stages: int, what: str, at_stage: int, folder: str, limit: float = 60.0, note: str | None = None
+) -> None:
+    """Train until the fault shows; each rank writes down what it saw, and when."""
+    rank = int(os.environ["RANK"])
+    try:
+        with start(method, stages, what, at_stage, note, limit) as run:
+            feed(run, vectors(40))
+    except Exception as error:
+        Path(folder, f"rank{rank}").write_text(f"{time.time()}\n{type(error).__name__}: {error}")
+        raise
+
+
+def survives(method: Any, stages: int, what: str, at_stage: int, note: str | None, limit: float) -> Outcome:
+    with start(method, stages, what, at_stage, note, limit) as run:
+        steps = [(r.step, r.batch, r.loss) for r in feed(run, vectors(8))]
+        return {"steps": steps, "state": copied_state(run.module())}
+
+
+def reported(job: Any, *args: Any) -> str:
+    """The error of this rank as text, so that the ranks live on."""
+    try:
+        job(*args)
+    except unlatch.errors.UnlatchError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def becomes_nan(method: str) -> None:
+    run = start(method, 2, "nan", at_stage=1)
+    try:
+        feed(run, vectors(10))
+    finally:
+        run.close()
+
+
+def raising_loader() -> Any:
+    yield from vectors(3)
+    raise OSError("the disk is gone")
+
+
+def loader_breaks() -> None:
+    with start("dtr", 2) as run:
+        run.fit(raising_loader() if 0 in run._engine.stages else None)
+
+
+def disagree(what: str) -> None:
+    """Rank 1 means another run than rank 0."""
+    other = int(os.environ["RANK"]) == 1
+    torch.manual_seed(5 if other and what == "weights" else 0)
+    model = nn.Sequential(*[nn.Linear(5, 5) for _ in range(4)])
+    unlatch.parallelize(
+        model,
+        "dtr" if other and what == "method" else "dsp",
+        stages=3 if other and what == "stages" else 2,
+        loss_fn=mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        split="auto" if what == "stages" else (["1"] if other and what == "split" else ["2"]),
+        seed=1 if other and what == "seed" else 0,
+        precision="bf16" if other and what == "precision" else "fp32",
+        clip_grad_norm=1.0 if other and what == "clip_grad_norm" else None,
+        loss_reduction="sum" if other and what == "loss_reduction" else "mean",
+    )
+
+
+def too_few_stages() -> None:
+    start("dtr", 1)
+
+
+def stops_early(steps_by_rank: tuple[int, ...], method: str) -> str:
+    """Ranks that do not agree on how many batches there are. The error of this rank as text."""
+    rank = int(os.environ["RANK"])
+    text = "no error"
+    run = start(method, len(steps_by_rank))
+    try:
+        for x, y in vectors(steps_by_rank[rank]):
+            run.step(x, y)
+    except unlatch.errors.UnlatchError as error:
+        text = f"{type(error).__name__}: {error}"
+    run.close()
+    return text
+
+
+def crosses(stages: int) -> Outcome:
+    """A method that users put together themselves, with a function in it."""
+    method = unlatch.methods.Compose(order=unlatch.schedule.one_f_one_b_async, activations="input", microbatches=2)
+    return survives(method, stages, "", 0, None, 60.0)
+
+
+def returns_what_cannot_travel() -> Any:
+    return lambda: None
+
+
+def never_ends() -> None:
+    while True:
+        time.sleep(0.1)
+
+
+def train_forever(folder: str) -> None:
+    """Until somebody ends it; says so once training is under way."""
+    rank = int(os.environ["RANK"])
+    with start("dtr", 2) as run:
+        while True:
+            for x, y in vectors(5):
+                run.step(x, y)
+            Path(folder, f"pid{rank}").write_text(str(os.getpid()))
