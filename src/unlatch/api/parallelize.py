@@ -29,6 +29,7 @@ from ..runtime.world import World, current_world
 from .batching import Compensation
 from .build import Blueprint, build_engine
 from .compensation import choose_compensation
+from .reversal import check_reversal
 from .run import Run
 
 __all__ = ["parallelize"]
@@ -101,6 +102,7 @@ def parallelize(
     if plan is None:
         plan = _plan(blocks, chosen, stages, split, sample, precision, world)
     check_chain(blocks, model, plan.starts, sample[0] if sample is not None else None)
+    stored = check_reversal(blocks, plan.starts, chosen.rules(), sample[0] if sample is not None else None)
     chosen, note = _decide_compensation(chosen, blocks, plan, sample, loss_fn, world)
     options = StageOptions(
         loss_fn=loss_fn,
@@ -114,7 +116,7 @@ def parallelize(
     homes = place(stages, world.size, plan.stage_costs)
     mean_loss = loss_reduction == "mean"
     run = _connect(Blueprint(model, chosen, blocks, plan, options, homes, world, mean_loss, sample), stall_limit)
-    run.notes += [n for n in (plan.note, note) if n]
+    run.notes += [n for n in (plan.note, note, stored) if n]
     if run.advice is not None and run.advice.warning is not None and world.rank == 0:
         log.warning("%s", run.advice.warning)
     return run

@@ -28,6 +28,7 @@ from ..runtime.world import World
 from . import snapshot
 from .advice import advise_method
 from .batching import Compensation
+from .reversal import TOLERANCE, ReconstructionWatch
 from .statistics import StageStatistics, gather_statistics
 
 __all__ = ["Epoch", "Run", "StepResult"]
@@ -94,6 +95,7 @@ class Run:
         self._names = {s.index: state_names(s.module, model) for s in engine.stages.values()}
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
         self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
+        self._watch = ReconstructionWatch(engine.stages.values(), getattr(method, "tolerance", TOLERANCE))
         self.epochs = 0
         self.notes: list[str] = []
 
@@ -109,6 +111,7 @@ class Run:
             return self._result(finished or [])
 
     def _result(self, finished: list[Finished]) -> StepResult:
+        self.notes += self._watch.news()
         if not finished:
             return StepResult(self._engine.batches)
         last = finished[-1]

@@ -28,6 +28,7 @@ class PETRA(Delayed):
     - `order`: `"ticked"` with delay 2(J-j), or `"1f1b"` with half of it.
     - `bn`: the pass that updates running statistics; `"backward"` as in the paper.
     - `store`: stages that keep their input although they are reversible.
+    - `tolerance`: relative error of a reconstructed input above which a warning names the stage.
 
     >>> PETRA().gaps(3), PETRA(order="1f1b").gaps(3)
     ((4, 2, 0), (2, 1, 0))
@@ -38,6 +39,7 @@ class PETRA(Delayed):
     order: Literal["ticked", "1f1b"] = "ticked"
     bn: Literal["forward", "backward"] = "backward"
     store: tuple[int, ...] = ()
+    tolerance: float = 0.5
 
     name = "petra"
     summary = "ticked, delay 2(K-k), reversible stages keep nothing"
@@ -53,6 +55,8 @@ class PETRA(Delayed):
         for option, allowed in choices.items():
             if getattr(self, option) not in allowed:
                 raise ConfigError(f"petra: {option} must be one of {', '.join(allowed)}, got {getattr(self, option)!r}")
+        if not self.tolerance > 0:
+            raise ConfigError(f"petra: tolerance must be positive, got {self.tolerance!r}")
         object.__setattr__(self, "store", tuple(self.store))
 
     def schedule(self, stages: int) -> Schedule:
