@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from layerpipe_chains import layers
 
 from unlatch.errors import PlanError
-from unlatch.plan.channel import Channel
+from unlatch.schedule.channel import Channel
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost, as_chain, total_work
 from unlatch.plan.layerpipe import LayerPipePlan, assemble, iteration_bound, pipedream_interval, plan_layerpipe

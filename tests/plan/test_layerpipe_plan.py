@@ -10,7 +10,7 @@ import pytest
 from layerpipe_chains import MIXED, UNIT
 
 from unlatch.errors import PlanError
-from unlatch.plan.channel import Channel
+from unlatch.schedule.channel import Channel
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe

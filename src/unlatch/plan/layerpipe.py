@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 from ..errors import PlanError
+from ..schedule.channel import FREE, Channel
 from .chain_partition import split_row
-from .channel import FREE, Channel
 from .layer_costs import LayerCost, Number, as_chain, exact, plain
 from .linked_partition import linked_interval, split_linked
 from .retiming import Delays, delays, retime

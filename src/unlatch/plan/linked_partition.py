@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from .channel import Channel
+from ..schedule.channel import Channel
 from .layer_costs import LayerCost
 from .tasks import Item
 

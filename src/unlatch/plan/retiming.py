@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .tasks import Task, TaskKind
 
-__all__ = ["Delays", "delays", "retime", "sources"]
+__all__ = ["Delays", "by_task", "delays", "retime", "sources"]
 
 
 class Delays(NamedTuple):
