@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +14,13 @@ from torch import nn
 
 from .. import data, models
 from ..api import Run, parallelize
+from ..api.advice import advise_method
 from ..config import Config
 from ..data.loader import Loader
 from ..methods import DTRP, Method, get
 from ..nn.tree import Tree
 from ..plan import Plan
+from ..schedule.stability import Advice
 
 __all__ = ["Brief", "build_model", "loaders", "make_run", "prepare", "updates_in"]
 
@@ -32,6 +36,7 @@ class Brief:
     - `model_options`: arguments of the model's builder, those that follow from the data included.
     - `batches`: batches per epoch.
     - `notes`: what the user should know about these choices.
+    - `advice`: what the delays cost, if anything can be said about it.
     """
 
     config: Config
@@ -40,6 +45,7 @@ class Brief:
     model_options: dict[str, Any]
     batches: int
     notes: tuple[str, ...] = ()
+    advice: Advice | None = None
 
     @property
     def units(self) -> int:
@@ -99,8 +105,35 @@ def prepare(config: Config, train: Loader | None = None) -> Brief:
     model = build_model(config, options)
     sample = loader.batch(0, 0)
     method = get(config.method.name, **config.method.options)
-    trial = _parallelize(config, model, method, sample=sample, distributed=False)
-    return Brief(config, trial.method, trial.plan, options, len(loader), tuple(trial.notes))
+    with _said() as remarks:
+        trial = _parallelize(config, model, method, sample=sample, distributed=False)
+    advice = _advice(config, trial.method)
+    # The plan shows its own note, and the advice has a place of its own.
+    shown = {trial.plan.note, "" if trial.advice is None else trial.advice.warning}
+    notes = tuple(dict.fromkeys(note for note in [*trial.notes, *remarks] if note not in shown))
+    return Brief(config, trial.method, trial.plan, options, len(loader), notes, advice)
+
+
+def _advice(config: Config, method: Method) -> Advice | None:
+    optimizer = config.optimizer_factory()([nn.Parameter(torch.zeros(1))])
+    return advise_method(method, config.run.stages, optimizer, config.data.batch_size)
+
+
+@contextmanager
+def _said() -> Iterator[list[str]]:
+    """What the library says in its log, as a list instead of lines that interrupt a table."""
+    remarks: list[str] = []
+    log = logging.getLogger("unlatch")
+
+    def keep(record: logging.LogRecord) -> bool:
+        remarks.append(record.getMessage())
+        return False
+
+    log.addFilter(keep)
+    try:
+        yield remarks
+    finally:
+        log.removeFilter(keep)
 
 
 def make_run(brief: Brief, sample: tuple[Tree, Tree] | None = None, **changes: Any) -> Run:
@@ -110,7 +143,8 @@ def make_run(brief: Brief, sample: tuple[Tree, Tree] | None = None, **changes: A
     settings = {"plan": brief.plan, "lr_scheduler": config.lr_factory(updates), "sample": sample}
     model = changes.pop("model", None) or build_model(config, brief.model_options)
     method = changes.pop("method", brief.method)
-    return _parallelize(config, model, method, **{**settings, **changes})
+    with _said():  # what there is to say was said when the brief was made
+        return _parallelize(config, model, method, **{**settings, **changes})
 
 
 def _parallelize(config: Config, model: nn.Module, method: Method, **changes: Any) -> Run:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..methods import Method, get, names
+from ..schedule import Schedule
 from ..schedule.stability import version_gaps
 
 __all__ = ["Facts", "Option", "catalogue", "facts", "options"]
@@ -19,13 +20,16 @@ _KEPT = {
 }
 
 
+_ORDER = ("exact", "late", "local")
+
+
 @dataclass(frozen=True)
 class Facts:
     """One method at a number of stages, with its micro-batches decided.
 
     **Arguments:**
 
-    - `synchronous`: whether every gradient is exactly that of backpropagation.
+    - `gradient`: `exact` (that of backpropagation), `late` (that of an older batch), or `local` (of a loss of its own).
     - `gap`: micro-batches between the forward and the backward weights of stage 0; `staleness` the same in updates.
     - `kept`: what stays of a batch between its forward and its backward.
     - `weight_copies`: old, predicted or averaged weights beside the current ones, at stage 0.
@@ -33,7 +37,7 @@ class Facts:
 
     name: str
     summary: str
-    synchronous: bool
+    gradient: Literal["exact", "late", "local"]
     microbatches: int
     gap: int
     staleness: float
@@ -57,7 +61,7 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
     return Facts(
         name=name,
         summary=method.summary,
-        synchronous=method.schedule(stages).flushes,
+        gradient=_gradient(method.schedule(stages)),
         microbatches=parts,
         gap=gap,
         staleness=staleness,
@@ -66,10 +70,16 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
     )
 
 
+def _gradient(schedule: Schedule) -> Literal["exact", "late", "local"]:
+    if getattr(schedule, "independent", False):
+        return "local"
+    return "exact" if schedule.flushes else "late"
+
+
 def catalogue(stages: int, microbatches: int | None = None) -> list[Facts]:
     """All registered methods, those that wait for each other first."""
     return sorted(
-        (_facts_if_possible(name, stages, microbatches) for name in names()), key=lambda one: not one.synchronous
+        (_facts_if_possible(name, stages, microbatches) for name in names()), key=lambda one: _ORDER.index(one.gradient)
     )
 
 

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import torch
 import typer
 
+from ..api.advice import advise_method
 from ..methods import Method, get
 from ..report.table import Table
 from ..schedule import Schedule, buffers, gantt, streams, timetable
 from ..schedule.stability import Advice, stability_limit
-from .advice import Inertia, advise_method, flags_of
+from .advice import flags_of
 from .catalogue import catalogue, facts, options
 from .console import emit_json
 
@@ -52,11 +54,16 @@ def command(
         return
     chosen = get(name, **({} if microbatches is None else {"microbatches": microbatches})).resolve(stages)
     chosen.schedule(stages)
-    inertia = Inertia(momentum, nesterov)
+    optimizer = torch.optim.SGD(
+        [torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=momentum, nesterov=nesterov and momentum > 0
+    )
+    advice = advise_method(chosen, stages, optimizer)
     if as_json:
-        emit_json(_as_json(name, chosen, stages, microbatches, inertia))
+        emit_json(_as_json(name, chosen, stages, microbatches, advice))
         return
-    for line in _describe(chosen, stages, ticks or 2 * stages, microbatches, inertia):
+    for line in _describe(chosen, stages, ticks or 2 * stages, microbatches):
+        typer.echo(line)
+    for line in _advice(chosen, stages, advice, optimizer.param_groups[0]):
         typer.echo(line)
 
 
@@ -69,7 +76,7 @@ def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
     rows = tuple(
         (
             one.name,
-            "exact" if one.synchronous else "late",
+            one.gradient,
             str(one.microbatches),
             str(one.gap),
             f"{one.staleness:.3g}",
@@ -86,7 +93,7 @@ def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
     )
 
 
-def _describe(method: Method, stages: int, ticks: int, asked: int | None, inertia: Inertia) -> Iterator[str]:
+def _describe(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
     yield f"{method.name}: {method.summary}"
     yield ""
     yield (type(method).__doc__ or "").strip().split("\n\n")[0].replace("\n    ", "\n")
@@ -98,7 +105,6 @@ def _describe(method: Method, stages: int, ticks: int, asked: int | None, inerti
     yield ""
     yield from _stages(method, stages)
     yield ""
-    yield from _advice(method, stages, inertia)
 
 
 def _options(method: Method) -> Iterator[str]:
@@ -111,6 +117,9 @@ def _options(method: Method) -> Iterator[str]:
 
 def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
     schedule, parts = method.schedule(stages), _parts(method)
+    if getattr(schedule, "independent", False):
+        yield "all stages work at the same time: none waits for another's forward or backward"
+        return
     if schedule.flushes:
         count = f"{parts} part{'s'[: parts > 1]}"
         yield f"one batch in {count} (F forward, B backward, I and W its halves; = goes on, . idle)"
@@ -134,17 +143,17 @@ def _batches(method: Method) -> str:
     return "batch" if method.accumulate == 1 else f"{method.accumulate} batches"
 
 
-def _advice(method: Method, stages: int, inertia: Inertia) -> Iterator[str]:
-    advice = advise_method(method, stages, inertia)
-    if advice is None:
-        yield "no gradient is late: this method trains as bp does"
+def _advice(method: Method, stages: int, advice: Advice | None, group: dict[str, Any]) -> Iterator[str]:
+    if advice is None or not any(advice.gaps):
+        yield "no gradient is late"
         return
-    form = f"{'Nesterov' if inertia.nesterov else 'heavy-ball'} momentum {inertia.momentum:g}"
+    momentum = group["momentum"]
+    form = f"{'Nesterov' if group['nesterov'] else 'heavy-ball'} momentum {momentum:g}"
     yield f"how much delay is borne with {form} (a*: largest stable lr x curvature)"
     yield from advice.table()[: stages + 1]
     yield ""
-    yield f"a* of stage 0 by parts per update, momentum {inertia.momentum:g}"
-    yield _limits(advice, _parts(method) * method.accumulate, inertia.momentum).text()
+    yield f"a* of stage 0 by parts per update, momentum {momentum:g}"
+    yield _limits(advice, _parts(method) * method.accumulate, momentum).text()
     if advice.warning is not None:
         yield ""
         yield f"warning: {advice.warning}"
@@ -180,8 +189,7 @@ def _in_flight(schedule: Schedule, parts: int, accumulate: int) -> tuple[int, ..
     return buffers(streams(schedule, [parts] * enough, accumulate)).in_flight
 
 
-def _as_json(name: str, method: Method, stages: int, asked: int | None, inertia: Inertia) -> dict[str, Any]:
-    advice = advise_method(method, stages, inertia)
+def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: Advice | None) -> dict[str, Any]:
     return {
         **asdict(facts(name, stages, asked)),
         "stages": stages,

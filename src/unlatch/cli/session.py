@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..api import Epoch, Run, StepResult
+from ..api import Epoch, Run, StageStatistics, StepResult
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io import checkpoint
@@ -52,6 +52,21 @@ class Order:
         return Path(self.folder) / "last"
 
 
+_MEASURED = (
+    "staleness",
+    "predicted_staleness",
+    "delay",
+    "bubble",
+    "in_flight",
+    "peak_bytes",
+    "stored_bytes",
+    "weight_copies",
+    "updates",
+    "bytes_sent",
+    "reconstruction_error",
+)
+
+
 class _Stopped(Exception):
     """The user asked to stop; raised on all ranks at the same place."""
 
@@ -66,7 +81,9 @@ def train_session(brief: Brief, order: Order, data: tuple[Loader, Loader] | None
     train, test = (data or loaders(brief.config)) if leads else (None, None)
     metrics = Metrics(order.folder) if leads else None
     try:
-        with make_run(brief) as run:
+        # Some methods build networks that fit the data, and every rank must build the same.
+        sample = agree(train.batch(0, 0) if train is not None else None)
+        with make_run(brief, sample) as run:
             session = _Session(brief, order, run, metrics)
             return session.train(train, test)
     finally:
@@ -80,6 +97,7 @@ class _Session:
         self.epochs: list[Epoch] = []
         self.bubbles: list[list[float]] = []
         self.stages: list[dict[str, Any]] = []
+        self.special: dict[str, float] = {}
         self._since = time.perf_counter()
         self._step = 0
         self._source: Stoppable | None = None
@@ -157,7 +175,8 @@ class _Session:
         mine = [e for e in self.run.events if e.start >= self._since]
         idle = gather(bubble(mine, {e.stage for e in mine}))
         self.bubbles.append(idle)
-        self.stages = [{**asdict(stage), "bubble": idle[stage.rank]} for stage in found]
+        self.stages = [{**_as_row(stage), "bubble": idle[stage.rank]} for stage in found]
+        self.special = {name: value for part in self.run.method_statistics() for name, value in part.metrics().items()}
 
     def _numbers(self, epoch: Epoch) -> dict[str, float]:
         numbers: dict[str, float] = {
@@ -167,11 +186,8 @@ class _Session:
             **{f"eval/{name}": value for name, value in epoch.evaluation.items()},
         }
         for stage in self.stages:
-            numbers |= {
-                f"stage{stage['stage']}/{name}": stage[name]
-                for name in ("staleness", "predicted_staleness", "bubble", "peak_bytes", "weight_copies", "updates")
-            }
-        return numbers
+            numbers |= {f"stage{stage['stage']}/{name}": stage[name] for name in _MEASURED if stage[name] is not None}
+        return numbers | self.special
 
     # -------------------------------------------------------------------- end
 
@@ -211,6 +227,11 @@ class _Session:
             "seconds": seconds,
             "stages": [{**stage, "bubble": per_rank[stage["rank"]]} for stage in self.stages],
         }
+
+
+def _as_row(stage: StageStatistics) -> dict[str, Any]:
+    """Its numbers by name; lists of measurements are in the metrics."""
+    return {name: value for name, value in asdict(stage).items() if isinstance(value, int | float | None)}
 
 
 def _write_events(path: Path, events: Sequence[Event]) -> None:

@@ -15,7 +15,8 @@ from ..errors import ConfigError, UnlatchError
 from ..io import checkpoint
 from ..io.run_folder import RunFolder
 from ..runtime.launch import Ranks
-from .advice import advise_method, flags_of, inertia_of
+from ..schedule.stability import Advice
+from .advice import flags_of
 from .brief import Brief, loaders, prepare
 from .console import emit_json, people
 from .failures import INTERRUPTED, Reported
@@ -165,19 +166,24 @@ def _announce(console: Console, brief: Brief, notes: list[str], folder: RunFolde
     where = "inline" if config.run.processes == 1 else f"on {config.run.processes} processes"
     console.print(f"{config.method.name}, {stages} stage{'s'[: stages > 1]} {where}: {brief.method}")
     console.print(str(brief.plan))
-    # The plan prints its own note.
-    for note in [*notes, *(n for n in brief.notes if n != brief.plan.note)]:
+    for note in [*notes, *brief.notes]:
         console.print(f"note: {note}")
-    advice = advise_method(brief.method, stages, inertia_of(config), config.data.batch_size)
-    if advice is None:
-        console.print("no gradient is late: this method trains as bp does")
-    else:
-        for line in advice.table()[: len(advice.gaps) + 1]:
-            console.print(line)
-        if advice.warning is not None:
-            console.print(f"warning: {advice.warning}", style="bold yellow")
-            console.print(*flags_of(advice.cure), sep="\n")
+    _announce_delay(console, brief.advice)
     console.print(f"writing to {folder.path}")
+
+
+def _announce_delay(console: Console, advice: Advice | None) -> None:
+    if advice is None:
+        console.print("stability: no advice, since nothing is known of this optimizer's momentum")
+        return
+    if not any(advice.gaps):
+        console.print("stability: no gradient is late")
+        return
+    for line in advice.table()[: len(advice.gaps) + 1]:
+        console.print(line)
+    if advice.warning is not None:
+        console.print(f"warning: {advice.warning}", style="bold yellow")
+        console.print(*flags_of(advice.cure), sep="\n")
 
 
 def _report(summary: dict[str, Any], as_json: bool) -> None:

@@ -34,6 +34,7 @@ class _Tap(torch.optim.SGD):
 
 def standing_still(trial: Trial) -> Finding | str:
     """With a learning rate of 0 every stage's gradient is backpropagation's, however late it comes."""
+    _refuse_local(trial)
     if getattr(trial.method, "beta", 1.0) != 1.0:
         raise Inapplicable("beta shrinks gradients on their way down, so they differ from backpropagation's on purpose")
     batches = trial.batches()
@@ -53,6 +54,7 @@ def standing_still(trial: Trial) -> Finding | str:
 
 def exact_method(trial: Trial) -> Finding | str:
     """A method with a flush gives the gradient of the whole batch, although it works on parts of it."""
+    _refuse_local(trial)
     if not trial.method.schedule(trial.config.run.stages).flushes:
         raise Inapplicable(f"{trial.method.name} applies late gradients by design; the other checks say how late")
     if trial.parts > 1 and (reason := _sees_the_batch(trial.model())):
@@ -73,6 +75,13 @@ def exact_method(trial: Trial) -> Finding | str:
             worst = max(worst, relative_difference(found[index][update], true))
     said = f"{trial.method.name} on {trial.parts} part(s) of a batch against backpropagation on the whole, in float64"
     return _judge("exact gradient", said, worst, 1e-10)
+
+
+def _refuse_local(trial: Trial) -> None:
+    if getattr(trial.method.schedule(trial.config.run.stages), "independent", False):
+        raise Inapplicable(
+            f"{trial.method.name} trains stages on losses of their own, not on backpropagation's gradient"
+        )
 
 
 def _judge(check: str, said: str, worst: float, limit: float) -> Finding | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...nn.chain import chain
 from ...nn.inverse_check import check_reversible
-from .finding import Finding, Inapplicable
+from .finding import Inapplicable
 from .trial import Trial
 
 __all__ = ["inverses", "sound_chain"]
@@ -25,18 +25,14 @@ def _cuts(stages: tuple[tuple[str, ...], ...]) -> str:
     return ", ".join(f"'{names[0]}'" for names in stages[1:])
 
 
-def inverses(trial: Trial) -> Finding | str:
+def inverses(trial: Trial) -> str:
     """Blocks that declare an inverse have one."""
     if trial.method.rules().activations != "reverse":
         raise Inapplicable(f"{trial.method.name} inverts nothing")
     errors = check_reversible(trial.model(), trial.batches()[0][0])
     total = len(chain(trial.model()))
     if not errors:
-        return Finding(
-            "inverses",
-            "differs",
-            f"none of the {total} blocks is reversible, so every stage keeps its inputs, as dsp does",
-        )
+        raise Inapplicable(f"none of the {total} blocks is reversible, so every stage keeps its inputs, as dsp does")
     worst = max(errors, key=lambda name: errors[name])
     return (
         f"{len(errors)} of {total} blocks are reversible; inverse(forward(x)) is off by at most {errors[worst]:.1e} "

@@ -72,7 +72,7 @@ def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[d
 def _sgd(trial: Trial) -> SGD:
     method = trial.method
     if method.schedule(trial.config.run.stages).flushes:
-        raise Inapplicable(f"{method.name} has no delay; the exact gradient is checked instead")
+        raise Inapplicable(f"{method.name} has no delay")
     settings = trial.config.optimizer_factory()
     known = {"lr", "momentum", "nesterov", "weight_decay"}
     if settings.name != "SGD" or set(settings.options) - known:

@@ -84,8 +84,9 @@ class Trial:
     def train(self, batches: Sequence[Batch] | None = None, **changes: Any) -> tuple[list[float], dict[str, Tensor]]:
         """Train on the batches. **Returns:** the losses and the final state of the model."""
         torch.set_num_threads(self.config.run.threads)
-        with make_run(self.brief, **changes) as run:
-            steps = [run.step(x, y) for x, y in (batches or self.batches())]
+        batches = batches or self.batches()
+        with make_run(self.brief, batches[0], **changes) as run:
+            steps = [run.step(x, y) for x, y in batches]
             steps += run.flush()
             state = {name: t.detach().clone() for name, t in run.module().state_dict().items()}
         return [step.loss for step in steps if step.loss is not None], state
