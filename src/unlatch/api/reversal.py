@@ -54,16 +54,17 @@ def _note(stages: Sequence[Sequence[Block]], reversing: Sequence[bool], rules: R
     for index, (stage, inverted) in enumerate(zip(stages[:-1], reversing, strict=False)):
         others = [block.name for block in stage if not is_reversible(block.module)]
         if not inverted and others and len(others) < len(stage) and index > 0:
-            mixed.append(f"stage {index} because of block '{others[0]}'")
+            mixed.append(f"stage {index} (block '{others[0]}' is not reversible)")
     if not any(reversing):
         return (
             "no stage below the last consists of reversible blocks only (Coupling, RevBlock, modules with inverse()), "
-            "so every stage keeps a queue of its inputs: this is DSP" + (f" ({', '.join(mixed)})" if mixed else "")
+            "so every stage keeps a queue of its inputs: this is DSP"
+            + (f". Reversible blocks were found in {', '.join(mixed)}" if mixed else "")
         )
     if mixed:
         return (
-            f"{', '.join(mixed)} keeps a queue of inputs although it has reversible blocks: start a stage before and "
-            "after that block to reconstruct the rest"
+            f"inputs are stored at {', '.join(mixed)}: start a stage before and after that block to reconstruct those of "
+            "the other blocks"
         )
     return None
 

@@ -28,6 +28,7 @@ class StageStatistics:
     - `delay`: most micro-batches that began between forward and backward of one: the staleness in ticks.
     - `in_flight`: most micro-batches between their forward and the end of their backward, the one at work included.
     - `stored_bytes`: most bytes stored for these, as queues of inputs or as graphs; 0 where inputs are reconstructed.
+    - `message_bytes`: most bytes of activations, targets and gradients that had come for it and were not taken up yet.
     - `reconstruction_error`: largest relative error of a reconstructed input; `None` where none is reconstructed.
     - `reconstruction`: all measurements (micro-batch, error), newest last.
     """
@@ -45,6 +46,7 @@ class StageStatistics:
     delay: int = 0
     in_flight: int = 0
     stored_bytes: int = 0
+    message_bytes: int = 0
     reconstruction_error: float | None = None
     reconstruction: tuple[tuple[int, float], ...] = ()
 
@@ -70,6 +72,7 @@ def gather_statistics(engine: Engine, method: Method, world: World, links: Seque
             delay=_delay(e for e in recorder.events if e.stage == index),
             in_flight=stage.most_in_flight,
             stored_bytes=stage.stored_bytes,
+            message_bytes=engine.mail.waiting.most[index],
             reconstruction_error=stage.reconstruction.worst if stage.reverses else None,
             reconstruction=tuple(stage.reconstruction.history),
         )

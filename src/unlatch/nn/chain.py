@@ -256,8 +256,14 @@ class StageChain(nn.Module):
             x = map_tensors(Tensor.clone, x)
         elif not isinstance(x, Tensor):
             x = map_tensors(_itself, x)  # fresh containers: a block may write into a dict that it is given
-        for block in self.blocks:
-            x = block(x)
+        return self._compose(x)
+
+    def _compose(self, x: Tree) -> Tree:
+        for name, block in zip(self.names, self.blocks, strict=True):
+            try:
+                x = block(x)
+            except PlanError as error:
+                raise PlanError(f"block '{name}': {error}") from error
         return x
 
     def _forward_and_learn(self, x: Tree) -> Tree:
@@ -266,8 +272,7 @@ class StageChain(nn.Module):
         x = unflatten(structure, copies)
         watched = [copy for copy in copies if not copy.is_inference()]
         before = [copy._version for copy in watched]
-        for block in self.blocks:
-            x = block(x)
+        x = self._compose(x)
         if len(watched) == len(copies):
             self._writes_input[self.training] = [copy._version for copy in watched] != before
         return x

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TransportError, UnlatchError
+from ..nn.tree import tree_bytes
+from .metering import Waiting
 from .micro import Micro
 
 __all__ = ["ACK", "BACKWARD", "EVALUATE", "FORWARD", "Mail", "Message"]
@@ -63,6 +65,8 @@ class Mail:
         self._arrival = threading.Condition()
         self._failure: UnlatchError | None = None
         self._ended: dict[str, UnlatchError] = {}
+        #: Of messages that belong to training.
+        self.waiting = Waiting()
 
     def send(self, message: Message) -> None:
         """Deliver to a stage here, or hand over for transport."""
@@ -83,6 +87,7 @@ class Mail:
                     f"{self.capacity}: the sender runs ahead of its schedule"
                 )
             box.append(message)
+            self._weigh(message, 1)
             self._arrival.notify_all()
 
     def peek(self, kind: str, stage: int) -> Message:
@@ -107,7 +112,12 @@ class Mail:
             )
         with self._arrival:
             self._boxes[kind, stage].popleft()
+            self._weigh(message, -1)
         return message
+
+    def _weigh(self, message: Message, sign: int) -> None:
+        if message.kind in (FORWARD, BACKWARD):
+            self.waiting.change(message.stage, sign * tree_bytes(message.payload))
 
     def end(self, kinds: Iterable[str], error: UnlatchError) -> None:
         """Make waits for messages of these kinds raise `error` once the boxes are empty: nobody sends them any more."""
