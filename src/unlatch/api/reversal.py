@@ -63,8 +63,8 @@ def _note(stages: Sequence[Sequence[Block]], reversing: Sequence[bool], rules: R
         )
     if mixed:
         return (
-            f"inputs are stored at {', '.join(mixed)}: start a stage before and after that block to reconstruct those of "
-            "the other blocks"
+            f"inputs are stored at {', '.join(mixed)}: start a stage before and after that block to reconstruct those "
+            "of the other blocks"
         )
     return None
 
