@@ -107,7 +107,7 @@ class Health:
         seen: dict[int, tuple[int, float]] = {}
         beats = 0
         last_round = time.monotonic()
-        while not self._stop.wait(interval):
+        while beats == 0 or not self._stop.wait(interval):
             now = time.monotonic()
             if now - last_round > self._limit / 2:
                 # This process itself was suspended: nobody else can be judged by the time that passed.
@@ -118,7 +118,8 @@ class Health:
                 with self._lock:
                     self._store.set(f"{self._beat}/{self.rank}", str(beats))
                     peers = {r: f"{self._beat}/{r}" for r in range(self.ranks) if r != self.rank}
-                    present = {r: int(self._store.get(k)) for r, k in peers.items() if self._store.check([k])}
+                    # One that never gave a sign is judged as well, from the first look on.
+                    counts = {r: int(self._store.get(k)) if self._store.check([k]) else 0 for r, k in peers.items()}
             except (RuntimeError, ValueError):
                 if not self._stop.is_set():
                     self._on_loss(self.loss(0))
@@ -128,7 +129,7 @@ class Health:
                 # Its process may live on, with all sockets open.
                 self._on_loss(self._quote(note))
                 return
-            for rank, count in present.items():
+            for rank, count in counts.items():
                 if seen.get(rank, (None, 0.0))[0] != count:
                     seen[rank] = (count, now)
                 elif now - seen[rank][1] > self._limit:
