@@ -1,0 +1,54 @@
+"""Every example runs as its header says, stays short, and says something true at the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+#: What each example prints, as a pattern; accuracies far above guessing (0.1), far below what is reached.
+EXPECTED = {
+    "quickstart.py": r"epoch 2: .* test accuracy 0\.[89]",
+    "two_processes.py": r"rank 0: .* bit for bit: True\nrank 1: .* bit for bit: True",
+    "torchrun.py": r"test accuracy 0\.[89]",
+    "own_model.py": r"balance \d+%\ntest accuracy 0\.[89]",
+    "own_loop.py": r"test accuracy 0\.[89]\d*\nlayers\.0\.linear\.bias ",
+    "compose.py": r"dtr on 1f1b: gaps \(2, 1, 0\), .* test accuracy 0\.[89]",
+    "new_method.py": r"Slow\(microbatches=4, .*\): test accuracy 0\.[89]",
+}
+
+
+def run_example(name: str, folder: Path, *launcher: str) -> str:
+    """Output of an example that is run from another folder, as a user would after installing the package."""
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, *launcher, str(EXAMPLES / name)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name != "torchrun.py"])
+def test_example_runs(name: str, tmp_path: Path) -> None:
+    assert re.search(EXPECTED[name], run_example(name, tmp_path, "-W", "error")), name
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torchrun_gives_what_one_process_gives(tmp_path: Path) -> None:
+    alone = run_example("torchrun.py", tmp_path, "-W", "error")
+    assert re.search(EXPECTED["torchrun.py"], alone)
+    assert run_example("torchrun.py", tmp_path, *TORCHRUN) == alone
+
+
+def test_every_example_is_tested_and_short() -> None:
+    files = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")}
+    assert files.keys() == EXPECTED.keys()
+    assert {name: len(text.splitlines()) for name, text in files.items() if len(text.splitlines()) > 60} == {}
