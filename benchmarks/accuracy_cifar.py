@@ -18,7 +18,7 @@ from common import write
 from unlatch.data import load
 from unlatch.models import build
 
-METHODS = ("bp", "fdg", "dtrp", "dtr", "pipedream")
+METHODS = ("bp", "fdg", "dtrp")
 CUT = ["layer2.0", "layer2.1", "layer3.0"]
 
 
