@@ -1,0 +1,151 @@
+"""`unlatch bench`: how fast methods train one model here, against plain backpropagation in one process."""
+
+from __future__ import annotations
+
+import statistics as stats
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ..config import Config, from_mapping
+from ..data.loader import Loader
+from ..errors import ConfigError
+from ..io.versions import versions
+from ..report.table import Table
+from ..runtime.launch import Ranks
+from .brief import Brief, loaders, make_run, prepare
+from .console import emit_json, people
+from .ranks import agree, gather, rank
+from .settings import read_settings, with_method, with_run
+
+__all__ = ["command", "measure"]
+
+_BASELINE = "bp, one process"
+
+
+def command(
+    conf: Annotated[Path, typer.Argument(metavar="CONF.toml", help="Settings.")],
+    methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")],
+    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Local processes; default: the file's, else the stages.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each method is measured, taking turns.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Batches in one measurement.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, help="Batches before it; they also fill the pipeline.")] = 5,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data are; also UNLATCH_DATA.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every measurement as JSON.")] = False,
+) -> None:
+    """Measure samples per second of several methods and their ratio to backpropagation in one process.
+
+    \b
+    unlatch bench conf.toml --methods 1f1b,pipedream,fdg,dtr --stages 2
+    unlatch bench conf.toml --methods dtrp --stages 4 --processes 2 --repeats 9 --json
+
+    Methods take turns, so that whatever else the machine does hits all of them alike; the ratio is the median of the
+    ratios within each turn.
+    """
+    config = _settings(conf, overrides or [], data_dir, stages, processes)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--methods names none: expected names separated by commas")
+    console = people(as_json)
+    briefs = {_BASELINE: prepare(_baseline(config))} | {name: prepare(with_method(config, name)[0]) for name in names}
+    found: dict[str, list[float]] = {label: [] for label in briefs}
+    with _measuring(config) as run:
+        for turn in range(repeats):
+            for label, brief in briefs.items():
+                found[label].append(run(label, brief, steps, warmup))
+            shown = ", ".join(f"{label} {speeds[-1]:,.0f}" for label, speeds in found.items())
+            console.print(f"turn {turn + 1}/{repeats}: {shown} samples/s")
+    rows = {label: _row(speeds, found[_BASELINE]) for label, speeds in found.items()}
+    if as_json:
+        settings = config.model_dump(mode="json")
+        emit_json({"steps": steps, "warmup": warmup, "methods": rows, "settings": settings, "versions": versions()})
+    else:
+        console.print(_table(rows).text())
+
+
+def measure(brief: Brief, steps: int, warmup: int) -> float:
+    """Samples per second of a run, once its pipeline is full. Called alike on every rank."""
+    torch.set_num_threads(brief.config.run.threads)
+    loader = _loader(brief.config.model_dump_json(include={"model", "data", "run"})) if rank() == 0 else None
+    sample = agree(loader.batch(0, 0) if loader is not None else None)
+    with make_run(brief, sample) as run:
+        for number in range(warmup):
+            run.step(*_batch(loader, number))
+        start = time.perf_counter()
+        for number in range(warmup, warmup + steps):
+            run.step(*_batch(loader, number))
+        # The slowest rank counts: where nothing comes back, the first one may be far ahead.
+        seconds = max(gather(time.perf_counter() - start))
+        run.flush()
+    return steps * brief.config.data.batch_size / seconds
+
+
+def _batch(loader: Loader | None, number: int) -> tuple[Any, Any]:
+    # Only whole batches, the same few again and again.
+    full = max(1, len(loader.data) // loader.batch_size) if loader is not None else 1
+    return (None, None) if loader is None else loader.batch(0, number % full)
+
+
+@lru_cache(maxsize=1)
+def _loader(settings: str) -> Loader:
+    """Read once per process, however often it measures."""
+    return loaders(Config.model_validate_json(settings))[0]
+
+
+@contextmanager
+def _measuring(config: Config) -> Iterator[Any]:
+    """A function that measures a brief where it belongs: here, or on ranks that stay alive between calls."""
+    if config.run.processes == 1:
+        yield lambda label, *job: measure(*job)
+        return
+    with Ranks(config.run.processes, threads=config.run.threads) as ranks:
+        yield lambda label, *job: measure(*job) if label == _BASELINE else ranks.run(measure, *job)[0]
+
+
+def _settings(
+    conf: Path, overrides: list[str], data_dir: str | None, stages: int | None, processes: int | None
+) -> Config:
+    config, _ = read_settings(conf, overrides, data_dir=data_dir, stages=stages, processes=processes)
+    if processes is None and config.run.processes == 1:
+        config = with_run(config, processes=config.run.stages)
+    return config
+
+
+def _baseline(config: Config) -> Config:
+    plain = with_method(config, "bp")[0]
+    values = plain.model_dump(exclude_none=True)
+    single = {"stages": 1, "processes": 1, "split": "auto"}
+    return from_mapping(values | {"method": {"name": "bp"}, "run": values["run"] | single})
+
+
+def _row(speeds: list[float], baseline: list[float]) -> dict[str, Any]:
+    return {
+        "samples_per_second": stats.median(speeds),
+        "ratio": stats.median(ours / theirs for ours, theirs in zip(speeds, baseline, strict=True)),
+        "measurements": speeds,
+    }
+
+
+def _table(rows: dict[str, dict[str, Any]]) -> Table:
+    body = tuple(
+        (
+            label,
+            f"{row['samples_per_second']:,.0f}",
+            f"{min(row['measurements']):,.0f} .. {max(row['measurements']):,.0f}",
+            f"{row['ratio']:.2f}",
+        )
+        for label, row in rows.items()
+    )
+    return Table(("method", "samples/s", "slowest .. fastest", "ratio"), body)
