@@ -15,6 +15,7 @@ from .runs import Streams, streams
 from .simulate import Timeline
 from .simulator_engine import execute
 from .simulator_stages import Machine, StageWork, jitter_factors, stage_graph
+from .simulator_streams import stage_streams
 
 __all__ = ["Simulation", "Span", "simulate_schedule", "simulate_streams"]
 
@@ -183,7 +184,11 @@ def simulate_schedule(
     each = [works] * schedule.stages if isinstance(works, StageWork) else list(works)
     parts = [microbatches] * batches
     updates = [microbatches * min(per_update, batches - n) for n in range(0, batches, per_update)]
-    return simulate_streams(streams(schedule, parts, per_update, devices), each, updates, machine)
+    if devices is None:
+        followed: Streams = stage_streams(schedule, parts, per_update)
+    else:
+        followed = streams(schedule, parts, per_update, devices)
+    return simulate_streams(followed, each, updates, machine)
 
 
 def simulate_streams(

@@ -1,0 +1,253 @@
+"""The simulator of schedules: known makespans, agreement with the plain simulation, links, speeds, jitter."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from time import perf_counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_runs import ASYNCHRONOUS, FLUSHED
+
+from unlatch.errors import ScheduleError
+from unlatch.schedule import (
+    ZBH1,
+    ZBH2,
+    Action,
+    GPipe,
+    Kind,
+    Link,
+    OneFOneB,
+    Schedule,
+    buffers,
+    one_f_one_b_async,
+    simulate,
+    staleness,
+    streams,
+    ticked,
+)
+from unlatch.schedule.channel import Channel
+from unlatch.schedule.simulation import Simulation, simulate_schedule, simulate_streams
+from unlatch.schedule.simulator_engine import Edge, Graph, execute
+from unlatch.schedule.simulator_stages import Machine, StageWork
+from unlatch.schedule.simulator_streams import stage_streams
+
+GENERATORS = FLUSHED | ASYNCHRONOUS
+
+
+def work(forward: float, backward: float, **sizes: float) -> StageWork:
+    times = {Kind.F: forward, Kind.B: backward, Kind.I: backward / 2, Kind.W: backward / 2, Kind.U: 0}
+    return StageWork(times, **sizes)
+
+
+def loads(*totals: int) -> list[StageWork]:
+    """Stages of unit tasks: a third of the work is forward (two fifths and a half where the first D is missing)."""
+    forwards = {11: 4, 6: 2, 5: 2, 3: 1, 2: 1}
+    return [work(forwards[total], total - forwards[total]) for total in totals]
+
+
+@pytest.mark.parametrize(
+    ("stages", "slope", "fill"),
+    [((5, 6), 6, 5), ((5, 3, 3), 5, 2), ((2, 3, 3, 3), 3, 8)],
+)
+def test_pipedream_makespans(stages: tuple[int, ...], slope: int, fill: int) -> None:
+    """Unit layers on 2, 3 and 4 processors: 6N+5, 5N+2, 3N+8, and 11 for one mini-batch."""
+    for batches in (4, 5, 12, 14, 34):
+        run = simulate_schedule(one_f_one_b_async(len(stages)), loads(*stages), batches=batches)
+        assert run.makespan == slope * batches + fill
+    assert simulate_schedule(one_f_one_b_async(len(stages)), loads(*stages), batches=1).makespan == 11
+    assert run.interval == slope
+
+
+@pytest.mark.parametrize(
+    ("schedule", "parts", "makespan", "span", "kept"),
+    [
+        (GPipe(4), 8, 33, 33, (8, 8, 8, 8)),
+        (OneFOneB(4), 8, 33, 33, (4, 3, 2, 1)),
+        (ZBH1(4), 8, None, 27, (4, 4, 4, 4)),
+        (ZBH2(4), 8, 27, 24, None),
+        (ZBH2(4), 12, None, 36, (7, 7, 7, 7)),
+        (ZBH2(4), 4, None, 15, None),
+        (GPipe(2), 4, 15, 15, (4, 4)),
+        (OneFOneB(2), 4, 15, 15, (2, 1)),
+        (ZBH1(2), 4, None, 13, (2, 2)),
+        (ZBH2(2), 4, 13, 12, (3, 3)),
+    ],
+)
+def test_synchronous_makespans(
+    schedule: Schedule, parts: int, makespan: int | None, span: int, kept: tuple[int, ...] | None
+) -> None:
+    run = simulate_schedule(schedule, StageWork(), batches=1, microbatches=parts)
+    assert makespan is None or run.makespan == makespan
+    assert max(run.timeline.spans) == span
+    assert kept is None or run.in_flight == kept
+
+
+runs = st.tuples(st.sampled_from(sorted(GENERATORS)), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3))
+
+
+@given(runs, st.integers(1, 3), st.data())
+@settings(max_examples=80)
+def test_agrees_with_the_plain_simulation(run: tuple[str, int, int, int], per_update: int, data: st.DataObject) -> None:
+    name, stages, batches, parts = run
+    schedule = GENERATORS[name](stages)
+    time = st.integers(0, 5)
+    works = [work(data.draw(time), 2 * data.draw(time), output_bytes=data.draw(time)) for _ in range(stages)]
+    channels = [Channel(bandwidth=data.draw(st.integers(1, 3)), latency=data.draw(time)) for _ in range(stages - 1)]
+    found = simulate_schedule(
+        schedule, works, batches=batches, microbatches=parts, per_update=per_update, machine=Machine(channels)
+    )
+    links = [
+        Link(c.latency, w.output_bytes / c.bandwidth, w.output_bytes / c.bandwidth)
+        for c, w in zip(channels, works, strict=False)
+    ]
+    followed = streams(schedule, [parts] * batches, per_update)
+    plain = simulate(followed, [w.times for w in works], links)
+    assert found.timeline.streams == followed
+    assert (found.timeline.starts, found.timeline.ends) == (plain.starts, plain.ends)
+
+
+@given(runs, st.integers(1, 3))
+@settings(max_examples=60)
+def test_streams_stage_by_stage_are_the_streams(run: tuple[str, int, int, int], per_update: int) -> None:
+    name, stages, batches, parts = run
+    schedule = GENERATORS[name](stages)
+    groups = [parts] * (batches - 1) + [max(1, parts - 1)]
+    assert stage_streams(schedule, groups, per_update) == streams(schedule, groups, per_update)
+
+
+@given(runs)
+@settings(max_examples=40)
+def test_buffers_and_staleness_follow_from_the_order(run: tuple[str, int, int, int]) -> None:
+    name, stages, batches, parts = run
+    schedule = GENERATORS[name](stages)
+    found = simulate_schedule(schedule, StageWork(kept_bytes=3), batches=batches, microbatches=parts)
+    assert found.in_flight == buffers(found.timeline.streams).in_flight
+    assert found.peak_bytes == tuple(3 * count for count in found.in_flight)
+    total = batches * parts
+    for stage in range(stages):
+        late = [staleness(schedule, stage, micro, parts) for micro in range(total)][total // 2 :]
+        assert found.staleness[stage] == sum(late) / len(late)
+
+
+@given(runs, st.data())
+@settings(max_examples=40)
+def test_devices_never_do_two_things_and_all_work_is_done(run: tuple[str, int, int, int], data: st.DataObject) -> None:
+    name, stages, batches, parts = run
+    devices = sorted(data.draw(st.lists(st.integers(0, 2), min_size=stages, max_size=stages)))
+    devices = [sorted(set(devices)).index(device) for device in devices]
+    machine = Machine(Channel(2, 1, overlapped=data.draw(st.booleans())), jitter=0.2, seed=3)
+    found = simulate_schedule(
+        GENERATORS[name](stages),
+        StageWork(output_bytes=1),
+        batches=batches,
+        microbatches=parts,
+        devices=devices,
+        machine=machine,
+    )
+    for starts, ends in zip(found.timeline.starts, found.timeline.ends, strict=True):
+        assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+        assert all(end >= start for start, end in zip(starts, ends, strict=True))
+    ended = {action: end for action, _, end in found.timeline}
+    for action, start, _ in found.timeline:
+        if action.kind is Kind.F and action.stage:
+            assert start >= ended[action._replace(stage=action.stage - 1)]
+
+
+def test_speeds_divide_times() -> None:
+    fast = simulate_schedule(one_f_one_b_async(2), StageWork(), batches=20, machine=Machine(speeds=(1, 3)))
+    assert fast.interval == 3
+    slow = simulate_schedule(one_f_one_b_async(2), StageWork(), batches=20, machine=Machine(speeds=(0.5, 1)))
+    assert slow.interval == 6
+    assert slow.steady_utilisation == pytest.approx(0.75)
+
+
+def test_messages_that_hold_up_both_ends() -> None:
+    """Each of two stages works 3, and every micro-batch crosses the border twice at 1 each: 3 + 2 per micro-batch."""
+    machine = Machine(Channel(bandwidth=1, overlapped=False))
+    run = simulate_schedule(ticked(2), StageWork(output_bytes=1), batches=60, machine=machine)
+    assert run.interval == 5
+    hidden = simulate_schedule(ticked(2), StageWork(output_bytes=1), batches=60, machine=Machine(Channel(bandwidth=1)))
+    assert hidden.interval == 3
+
+
+def test_the_way_there_and_back_bounds_the_interval() -> None:
+    """F, message, F and B, message, B: 1 + 2 + 3 + 2 + 2 for every three micro-batches under way."""
+    run = simulate_schedule(ticked(2), StageWork(output_bytes=2), batches=121, machine=Machine(Channel(bandwidth=1)))
+    assert run.interval == pytest.approx(10 / 3)
+
+
+def test_a_slow_wire_sets_the_pace() -> None:
+    """All forwards, then all backwards: the wire is busy 5 per micro-batch each way, the stages only 1 and 2."""
+    machine = Machine(Channel(bandwidth=1))
+    run = simulate_schedule(GPipe(2), StageWork(output_bytes=5), batches=1, microbatches=100, machine=machine)
+    assert run.makespan == 1 + 500 + 1 + 2 + 500 + 2
+    assert run.bytes == 100 * 10
+
+
+def test_jitter_is_repeatable_and_slows_down() -> None:
+    def interval(seed: int, jitter: float) -> float:
+        machine = Machine(jitter=jitter, seed=seed)
+        return simulate_schedule(ticked(4), StageWork(), batches=400, machine=machine).interval
+
+    assert interval(1, 0.3) == interval(1, 0.3) != interval(2, 0.3)
+    assert interval(1, 0) == 3
+    assert 3.05 < interval(1, 0.3) < 3.9
+
+
+def test_exact_numbers_stay_exact() -> None:
+    third = Fraction(1, 3)
+    run = simulate_schedule(OneFOneB(3), work(third, 2 * third), batches=2, microbatches=4)  # type: ignore[arg-type]
+    assert run.makespan == 2 * (4 + 2)
+
+
+def test_summary_is_plain() -> None:
+    summary = simulate_schedule(ticked(3), StageWork(kept_bytes=2), batches=30).summary()
+    assert summary["staleness"] == [4, 2, 0]
+    assert summary["in_flight"] == [5, 3, 1]
+    assert summary["bubble"] == pytest.approx(1 - summary["utilisation"])
+
+
+def test_spans_leave_out_what_takes_no_time() -> None:
+    run = simulate_schedule(ticked(2), StageWork(), batches=3)
+    assert len(list(run.spans())) == 2 * 2 * 3
+    assert all(span.kind != "U" for span in run.spans())
+
+
+def test_a_run_that_cannot_go_on_names_who_waits() -> None:
+    stuck = [[Action(Kind.B, 0, 0), Action(Kind.F, 0, 0)], [Action(Kind.F, 1, 0), Action(Kind.B, 1, 0)]]
+    with pytest.raises(ScheduleError, match="device 0 stands before 0B0 and waits for 1B0"):
+        simulate_streams(stuck, [StageWork()] * 2, [1])
+
+
+def test_tokens_at_the_start() -> None:
+    """A loop with two tokens may be two rounds ahead."""
+    graph = Graph([2, 2], [Edge(0, 1, wire=0), Edge(1, 0, wire=1, tokens=2)])
+    starts, _ = execute(graph, [[0] * 4, [1] * 4])
+    assert starts == [[0, 2, 4, 6], [2, 4, 6, 8]]
+    tight = Graph([2, 2], [Edge(0, 1, wire=0), Edge(1, 0, wire=1, tokens=1)])
+    assert execute(tight, [[0] * 3, [1] * 3])[0] == [[0, 4, 8], [2, 6, 10]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"speeds": (1, 0)}, "above 0"),
+        ({"speeds": (1, 1, 1)}, "speeds of 2 devices, got 3"),
+        ({"jitter": -1}, "jitter"),
+        ({"channel": [Channel()] * 3}, "1 borders, got 3"),
+    ],
+)
+def test_wrong_machines(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        simulate_schedule(ticked(2), StageWork(), batches=1, machine=Machine(**change))  # type: ignore[arg-type]
+
+
+def test_many_devices_are_simulated_quickly() -> None:
+    """The benchmark measures it; here only that nothing is quadratic."""
+    started = perf_counter()
+    run = simulate_schedule(ticked(2000), StageWork(), batches=40)
+    assert isinstance(run, Simulation)
+    assert run.makespan == 3 * 39 + 3 * 2000
+    assert perf_counter() - started < 20
