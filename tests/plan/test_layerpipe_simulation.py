@@ -64,7 +64,7 @@ def test_messages_are_those_of_the_plan(plan: LayerPipePlan) -> None:
 @given(plans)
 @settings(max_examples=60)
 def test_weights_are_exactly_as_old_as_planned(plan: LayerPipePlan) -> None:
-    """The forward of batch t starts after the gradient of t - delay - 1 is there, and before that of t - delay is made."""
+    """The forward of batch t starts after the gradient of t - delay - 1 came, and before that of t - delay is made."""
     run = simulate_layerpipe(plan, 8)
     started = {action: start for action, start, _ in run.timeline}
     ended = {action: end for action, _, end in run.timeline}
@@ -93,7 +93,9 @@ def test_links_and_speeds_and_jitter() -> None:
     assert slow.interval > plan.initiation_interval
     uneven = simulate_layerpipe(plan, 80, Machine(speeds=(0.5, 1, 1, 1)))
     assert uneven.interval == pytest.approx(6)
-    assert simulate_layerpipe(plan, 80, Machine(jitter=0.2)).interval > 3
+    noisy = simulate_layerpipe(plan, 80, Machine(jitter=0.2)).interval
+    assert noisy != 3
+    assert noisy == pytest.approx(3, rel=0.1)
 
 
 def test_one_processor_is_sequential() -> None:
