@@ -70,6 +70,39 @@ def train_conv_each(method: str, stage_counts: tuple[int, ...]) -> dict[int, Out
     return {stages: train_conv(method, stages) for stages in stage_counts}
 
 
+def train_on_own_data(method: Any) -> None:
+    """Every rank makes its own batches; from the second batch on they differ."""
+    import torch.distributed as dist
+
+    with conv_run(method, 2) as run:
+        for number, (x, y) in enumerate(images([12, 12, 12])):
+            run.step(x + (1e-3 * dist.get_rank() if number else 0.0), y)
+
+
+def fit_conv(method: Any) -> Outcome:
+    """Two epochs with evaluation, and what the method measured."""
+    data, held_out = images([12, 12, 5]), images([7, 3], seed=2)
+    with conv_run(method, 2) as run:
+        epochs = [(e.epoch, e.loss, e.samples, e.evaluation) for e in run.fit(data, 2, held_out)]
+        violations = [[r.violation for r in s.records] for s in run.method_statistics()]
+    return {"epochs": epochs, "violations": violations}
+
+
+def save_conv(method: Any, path: str) -> None:
+    with conv_run(method, 2) as run:
+        for x, y in images([12, 12, 12]):
+            run.step(x, y)
+        run.save(path)
+
+
+def resume_conv(method: Any, path: str) -> Outcome:
+    with conv_run(method, 2) as run:
+        run.load(path)
+        steps = [run.step(x, y) for x, y in images([12, 5], seed=4)] + run.flush()
+        state = copied_state(run.module())
+    return {"steps": [(s.step, s.batch, s.loss) for s in steps], "state": state}
+
+
 def differences(one: Outcome, other: Outcome) -> list[str]:
     """What is not the same, bit for bit."""
     found = [key for key in one if key != "state" and one[key] != other[key]]

@@ -159,7 +159,8 @@ class _Workshop:
             parts = coarse_parts(border, self.blueprint.plan.starts, method.depth, shared=method.shared)
         net = Ranged(parts, border.shape, rescale=method.border_norm)
         check_auxnet(net, border)
-        trained = Trained(net, method.aux_optimizer or options.optimizer, options.lr_scheduler, options.clip_grad_norm)
+        optimizer = _given(method.aux_optimizer, options.optimizer)
+        trained = Trained(net, optimizer, options.lr_scheduler, None if method.shared else options.clip_grad_norm)
         size = capacity(net, border)
         if size.flop_ratio > 0.5:
             log.warning(
@@ -204,7 +205,14 @@ class _Workshop:
             raise ShapeMismatch(
                 f"the head of stage {stage} puts out {tuple(trial.shape[1:])} per sample, the network {self.output}"
             )
-        return Trained(net, method.head_optimizer or options.optimizer, options.lr_scheduler, options.clip_grad_norm)
+        return Trained(
+            net, _given(method.head_optimizer, options.optimizer), options.lr_scheduler, options.clip_grad_norm
+        )
+
+
+def _given(factory: Any, default: Any) -> Any:
+    # A factory may be an object that counts as false, such as one that lists what it made.
+    return default if factory is None else factory
 
 
 def _check_loss(name: str, loss_fn: Any, output: Any, target: Any) -> None:

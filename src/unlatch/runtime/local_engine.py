@@ -204,8 +204,7 @@ class LocalEngine(Engine):
         for worker in self.workers:
             for name, trained in worker.trained().items():
                 own = _below(tensors, f"stage{worker.index}/{name}/")
-                if own:
-                    trained.load_tensors(own)
+                if own and trained.load_tensors(own):
                     trained.load_settings(settings.get(f"stage{worker.index}/{name}", {}))
             worker.load_stored(_below(tensors, f"stage{worker.index}/table/"))
 

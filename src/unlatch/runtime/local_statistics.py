@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..nn.auxiliary import Capacity
+from ..schedule.layer_parallel import LayerParallelTimes
 from .border_records import BorderRecord
 
-__all__ = ["LocalStatistics"]
+__all__ = ["LocalStatistics", "layer_parallel_times"]
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,22 @@ class LocalStatistics:
         """The newest measurements under names for `unlatch.io.metrics`."""
         found = self.records[-1].metrics(self.stage) if self.records else {}
         return found | ({f"stage{self.stage}/cosine": self.cosines[-1][1]} if self.cosines else {})
+
+
+def layer_parallel_times(measured: Sequence[LocalStatistics], data: float = 0.0) -> LayerParallelTimes:
+    """The terms of the speed-up formula, per batch, from what every stage measured.
+
+    **Arguments:** `data`: seconds per batch to load and send it.
+    """
+
+    def seconds(part: str) -> list[float]:
+        return [s.seconds.get(part, 0.0) / max(1, s.micros) for s in measured]
+
+    return LayerParallelTimes(
+        data=data,
+        forward=sum(seconds("forward")),
+        backward=sum(seconds("backward")) + sum(seconds("update")),
+        border=max(seconds("border")),
+        aux_forward=max(seconds("aux_forward")),
+        aux_backward=max(seconds("aux_backward")),
+    )

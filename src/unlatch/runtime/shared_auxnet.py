@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .jobs import PARTIAL, TOTAL
 from .mail import Message
@@ -50,6 +50,13 @@ class SharedAuxNetSource(AuxNetSource):
             self._set(worker.mail.take(TOTAL, stage.index).payload)
         if not stage.last:
             worker.mail.send(Message(TOTAL, stage.index + 1, payload=self._copies(stage.index)))
+
+    def update(self, batches: int) -> None:
+        # Copies hold different numbers of parts, so the norm that is limited must be that of a part.
+        if self._options.clip_grad_norm is not None:
+            for part in self.module.parts:
+                nn.utils.clip_grad_norm_(part.parameters(), self._options.clip_grad_norm)
+        super().update(batches)
 
     def _copies(self, parts: int) -> list[Tensor]:
         return [gradient.clone() for gradient in self._gradients(parts)]

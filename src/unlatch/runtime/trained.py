@@ -57,17 +57,22 @@ class Trained:
                         found[f"optimizer/{number}/{key}"] = torch.as_tensor(value)
         return found
 
-    def load_tensors(self, found: dict[str, Tensor]) -> None:
-        """Take over what `tensors` returned."""
+    def load_tensors(self, found: dict[str, Tensor]) -> bool:
+        """Take over what `tensors` returned. **Returns:** whether it was of the same module; else nothing is done."""
         prefix = "module/"
-        self.module.load_state_dict({k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)})
+        state = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
+        own = self.module.state_dict()
+        if state.keys() != own.keys() or any(state[k].shape != t.shape for k, t in own.items()):
+            return False
+        self.module.load_state_dict(state)
         if self.optimizer is None:
-            return
+            return True
         self.optimizer.state.clear()
         for full, value in found.items():
             if full.startswith("optimizer/"):
                 _, number, key = full.split("/", 2)
                 self.optimizer.state[self.params[int(number)]][key] = value.clone()
+        return True
 
     def settings(self) -> dict[str, Any]:
         """Learning rate and schedule, as plain numbers."""

@@ -1,0 +1,318 @@
+"""Whole runs of AuxNet: oracles O11, O14-O17, options, statistics, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import unlatch
+from rank_jobs import conv_run, copied_state, momentum_sgd
+from recording import feed
+from small_nets import images, tanh_net, vectors
+from unlatch.methods import AuxNet, get
+from unlatch.runtime.jobs import INPUT, LOSS, STATE, Job, check_same, checksum
+from unlatch.runtime.local_statistics import layer_parallel_times
+from unlatch.runtime.micro import Micro
+
+DATA = images([12, 12, 12, 5])
+VARIANTS = {
+    "penalty": {},
+    "explicit": {"correction": "explicit", "aux_steps": 2},
+    "replay": {"form": "lagrangian"},
+    "synthesiser": {"form": "lagrangian", "multiplier": "synthesiser"},
+    "rebuild": {"form": "lagrangian", "multiplier": "rebuild"},
+    "shared": {"shared": True},
+    "steps": {"stage_steps": 2},
+    "mixed": {"true_share": ((0, 0.0), (3, 0.8))},
+    "serial": {"warmup": 1, "serial_every": 3},
+    "serial replay": {"form": "lagrangian", "warmup": 1, "serial_from": 3},
+    "ramp": {"beta": ((0, 1.0), (4, 3.0))},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_trains_and_reports_every_batch(variant):
+    run = conv_run(AuxNet(**VARIANTS[variant]), 3)
+    before = copied_state(run.module())
+    results = feed(run, DATA)
+    assert [r.batch for r in results] == [0, 1, 2, 3]
+    assert all(0.5 < r.loss < 5 for r in results)
+    after = copied_state(run.module())
+    moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"0", "1", "2", "3"}
+    assert run.evaluate(DATA)["samples"] == 41
+
+
+@pytest.mark.parametrize("method", ["auxnet", "auxvar", "sph", "dgl", "dni"])
+def test_o11_one_stage_is_backpropagation(method):
+    one, other = conv_run(method, 1), conv_run("bp", 1)
+    assert [r.loss for r in feed(one, DATA)] == [r.loss for r in feed(other, DATA)]
+    for a, b in zip(copied_state(one.module()).values(), copied_state(other.module()).values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_o14_other_data_is_noticed():
+    x, y = DATA[0]
+    job = Job(Micro(3, 3, 0, 1, 12, 1.0, 3, True), x, y)
+    check_same(job, checksum((x, y)), stage=1)
+    with pytest.raises(unlatch.errors.DataError, match=r"stage 1 has other data for batch 3 .* same sampler seed"):
+        check_same(job, checksum((x + 1e-6, y)), stage=1)
+
+
+def sent(run) -> list[tuple[str, int, list[int]]]:
+    """What goes through the mail: kind, receiver, elements of each tensor."""
+    messages = []
+    plain = run._engine.mail.send
+
+    def listen(message) -> None:
+        tensors = unlatch.nn.tree.flatten(message.payload)[0]
+        messages.append((message.kind, message.stage, [t.numel() for t in tensors]))
+        plain(message)
+
+    run._engine.mail.send = listen
+    return messages
+
+
+@pytest.mark.parametrize(("options", "tensors"), [({}, 1), ({"form": "lagrangian"}, 2)])
+def test_o15_two_border_tensors_per_batch_and_no_gradient(options, tensors):
+    run = conv_run(AuxNet(**options), 3)
+    messages = sent(run)
+    feed(run, DATA[:3])
+    sizes = {1: 12 * 8 * 8 * 8, 2: 12 * 12 * 4 * 4}
+    for border, size in sizes.items():
+        assert [s for kind, to, s in messages if (kind, to) == (INPUT, border - 1)] == [[size] * tensors] * 3
+        assert [s for kind, to, s in messages if (kind, to) == (STATE, border)] == [[size]] * 3
+    assert {kind for kind, _, _ in messages} == {INPUT, STATE, LOSS}
+    assert not any(s for kind, _, s in messages if kind == LOSS)
+
+
+def test_o15_a_multiplier_rides_on_the_predicted_input_where_nothing_is_normalised():
+    run = conv_run(AuxNet(form="lagrangian", border_norm=False), 2)
+    messages = sent(run)
+    feed(run, DATA[:2])
+    assert [len(s) for kind, _, s in messages if kind == INPUT] == [1, 1]
+
+
+class Slow(nn.Module):
+    """A layer that takes a known time in both directions."""
+
+    def __init__(self, seconds: float = 0.004) -> None:
+        super().__init__()
+        self.layer, self.seconds = nn.Linear(5, 5), seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        out: Tensor = self.layer(x)
+        if out.requires_grad:
+            out.register_hook(self._backward)
+        return out
+
+    def _backward(self, gradient: Tensor) -> Tensor:
+        time.sleep(2 * self.seconds)
+        return gradient
+
+
+def test_o16_measured_terms_predict_the_step_time_and_where_the_gain_begins():
+    net = nn.Sequential(*[Slow() for _ in range(9)]).double()
+    ((x, y),) = vectors(1)
+    run = unlatch.parallelize(
+        net,
+        AuxNet(factory=lambda border: Slow().double()),
+        stages=3,
+        loss_fn=nn.functional.mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=0.0),
+        split=["3", "6"],
+        sample=(x, y),
+    )
+    for _ in range(12):
+        run.step(x, y)
+    measured = run.method_statistics()
+    times = layer_parallel_times(measured)
+    assert times.forward == pytest.approx(9 * 0.004, rel=0.5)
+    assert times.backward == pytest.approx(9 * 0.008, rel=0.5)
+    assert times.aux_forward + times.aux_backward >= 0.012
+    slowest = max(sum(s.seconds.values()) / s.micros for s in measured)
+    assert times.step(3) == pytest.approx(slowest, rel=0.35)
+    assert 1.0 < times.break_even < 2.0
+    assert times.speed_up(1) < 1.0 < times.speed_up(2) < times.speed_up(3) < times.limit
+
+
+def test_o17_no_adjoint_leaves_pure_imitation():
+    """Without adjoint term and imitation nothing moves the AuxNet; with the adjoint alone something does."""
+
+    def moved(**options) -> bool:
+        run = conv_run(AuxNet(imitate=0.0, **options), 2)
+        net = run._engine.workers[1].source.module
+        before = copied_state(net.parts)
+        feed(run, DATA[:2])
+        names = [n for n, _ in net.parts.named_parameters()]
+        weights = copied_state(net.parts)
+        return any(not torch.allclose(before[n], weights[n], rtol=0, atol=1e-3) for n in names)
+
+    assert moved()
+    assert not moved(ablation="no-adjoint")
+
+
+def test_o17_frozen_stages_stay():
+    run = conv_run(AuxNet(ablation="frozen"), 3)
+    before = {n: p.detach().clone() for n, p in run.module().named_parameters()}
+    feed(run, DATA)
+    moved = {n.split(".")[0] for n, p in run.module().named_parameters() if not torch.equal(before[n], p)}
+    assert moved == {"3"}
+
+
+def test_o17_shallow_is_backpropagation_through_auxnet_and_last_stage():
+    run = conv_run(AuxNet(ablation="shallow"), 3, lr_scheduler=None, clip_grad_norm=None)
+    worker = run._engine.workers[2]
+    net, last = worker.source.module, run._engine.stages[2].module
+    before = {n: p.detach().clone() for n, p in run.module().named_parameters()}
+    twin_net, twin_last = copy.deepcopy(net), copy.deepcopy(last)
+    losses = [r.loss for r in feed(run, DATA)]
+    optimizers = [momentum_sgd(list(m.parameters())) for m in (twin_net, twin_last)]
+    for number, (x, y) in enumerate(DATA):
+        with unlatch.nn.replayable(3, 2 + (1 << 32), number):
+            lam = twin_net(x)
+        with unlatch.nn.replayable(3, 2, number):
+            loss = cross_entropy(twin_last(lam), y)
+        assert float(loss.detach()) == pytest.approx(losses[number], rel=1e-6)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for a, b in zip(
+        [*net.parameters(), *last.parameters()], [*twin_net.parameters(), *twin_last.parameters()], strict=True
+    ):
+        torch.testing.assert_close(a, b)
+    still = {n for n, p in run.module().named_parameters() if torch.equal(before[n], p)}
+    assert {n.split(".")[0] for n in still} == {"0", "1", "2"}
+    assert run.evaluate(DATA) == run.evaluate(DATA, path="auxiliary") != run.evaluate(DATA, path="serial")
+
+
+@pytest.mark.parametrize("method", ["auxnet", "dgl", "auxvar"])
+def test_micro_batches_and_accumulation_add_up_to_the_whole_batch(method):
+    def weights(sizes: int, **options) -> list[Tensor]:
+        net, data = tanh_net(4), vectors(1, size=8)[0]
+        exact = {"border_norm": False} if method == "auxnet" else {}
+        run = unlatch.parallelize(
+            net,
+            get(method, **exact, **options),
+            stages=2,
+            loss_fn=nn.functional.mse_loss,
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            split=["2"],
+            sample=data,
+        )
+        parts = [t.tensor_split(sizes) for t in data]
+        feed(run, list(zip(*parts, strict=True)))
+        return [p.detach() for p in net.parameters()]
+
+    whole = weights(1)
+    for other in (weights(1, microbatches=4), weights(2, accumulate=2)):
+        for a, b in zip(whole, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        AuxNet(),
+        AuxNet(form="lagrangian"),
+        AuxNet(form="lagrangian", multiplier="synthesiser", aux_optimizer=partial(torch.optim.Adam, lr=1e-3)),
+        AuxNet(shared=True),
+        get("auxvar", form="lagrangian"),
+        get("sph"),
+        get("dgl"),
+        get("dni"),
+    ],
+    ids=lambda m: f"{m.name}-{getattr(m, 'multiplier', '')}-{getattr(m, 'shared', '')}",
+)
+def test_a_resumed_run_continues_exactly(method, tmp_path):
+    data = images([12, 12, 12, 12])
+    data = data + data
+    whole = conv_run(method, 3)
+    feed(whole, data[:5])
+    whole.save(tmp_path / "at5")
+    feed(whole, data[5:])
+    rest = conv_run(method, 3)
+    rest.load(tmp_path / "at5")
+    feed(rest, data[5:])
+    for (name, a), b in zip(copied_state(whole.module()).items(), copied_state(rest.module()).values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_checkpoints_pass_between_methods_and_stage_counts(tmp_path):
+    run = conv_run("auxnet", 3)
+    feed(run, DATA)
+    run.save(tmp_path / "c")
+    for method, stages in (("bp", 1), ("auxnet", 2), ("dgl", 4)):
+        other = conv_run(method, stages)
+        other.load(tmp_path / "c")
+        for a, b in zip(copied_state(run.module()).values(), copied_state(other.module()).values(), strict=True):
+            assert torch.equal(a, b)
+        feed(other, DATA)
+
+
+def test_recalibration_reports_both_and_changes_nothing():
+    run = conv_run("auxnet", 3)
+    feed(run, DATA)
+    before = copied_state(run.module())
+    plain = run.evaluate(DATA)
+    both = run.evaluate_recalibrated(DATA, DATA)
+    assert {k: both[k] for k in plain} == plain
+    assert both["recalibrated_loss"] != plain["loss"]
+    for a, b in zip(before.values(), copied_state(run.module()).values(), strict=True):
+        assert torch.equal(a, b)
+    # The statistics used are those of the serial network on these batches: one batch, evaluated with its own.
+    single = run.evaluate_recalibrated(DATA[:1], DATA[:1])
+    module = run.module().train()
+    for dropout in module.modules():
+        if isinstance(dropout, nn.Dropout):
+            dropout.eval()
+    # Running variances are unbiased, batch norm in training is not.
+    expected = float(cross_entropy(module(DATA[0][0]), DATA[0][1]).detach())
+    assert single["recalibrated_loss"] == pytest.approx(expected, rel=0.02)
+
+
+def test_statistics_tell_what_happens_at_every_border():
+    run = conv_run(AuxNet(form="lagrangian", measure=2, probe=1), 3)
+    feed(run, DATA)
+    first, second, third = run.method_statistics()
+    assert not first.records
+    assert first.capacity is None
+    assert [r.update for r in second.records] == [0, 2]
+    for stage in (second, third):
+        assert all(r.violation > 0 and r.jump > 0 and r.multiplier > 0 and r.loss > 0 for r in stage.records)
+        assert 0 < stage.capacity.flop_ratio <= 1.0
+        assert f"border{stage.stage}/violation" in stage.metrics()
+    assert all(len(s.cosines) == 4 and all(-1 <= c <= 1 for _, c, _ in s.cosines) for s in (first, second, third))
+    assert {"forward", "backward", "update", "aux_forward", "aux_backward"} <= set(second.seconds)
+
+
+def test_the_last_stage_at_the_true_input_has_cosine_one():
+    run = conv_run(AuxNet(true_share=1.0, probe=1), 2)
+    feed(run, DATA)
+    last = run.method_statistics()[1]
+    assert all(c == pytest.approx(1.0, abs=1e-5) and r == pytest.approx(1.0, abs=1e-4) for _, c, r in last.cosines)
+
+
+def test_an_auxnet_with_every_block_begins_as_a_copy():
+    net, ((x, y),) = tanh_net(4), vectors(1)
+    run = unlatch.parallelize(
+        net,
+        AuxNet(border_norm=False, depth=5, measure=1),
+        stages=2,
+        loss_fn=nn.functional.mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        split=["2"],
+        sample=(x, y),
+    )
+    run.step(x, y)
+    last = run.method_statistics()[1]
+    assert last.records[0].violation == 0
+    assert last.capacity.flop_ratio == last.capacity.parameter_ratio == 1.0

@@ -1,0 +1,111 @@
+"""Oracles about repeated corrections at fixed weights (O5, O7, O8, O10), on stored auxiliary variables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import unlatch
+from border_cases import SPLIT, STAGES, batch, random_like, residual_net, truth
+from recording import Optimizers, RecordingSGD
+from unlatch.methods import AuxVar
+from unlatch.runtime.jobs import Job
+from unlatch.runtime.micro import Micro
+
+
+class Sweeps:
+    """Weights stand still; every step is one simultaneous correction of all stored variables."""
+
+    def __init__(self, start: list[Tensor] | None = None, **options) -> None:
+        self.net, self.data = residual_net(), batch()
+        self.optimizers = Optimizers(RecordingSGD, lr=0.0)
+        self.run = unlatch.parallelize(
+            self.net,
+            AuxVar(units="sum", measure=1, **options),
+            stages=STAGES,
+            loss_fn=cross_entropy,
+            optimizer=self.optimizers,
+            split=SPLIT,
+            sample=self.data,
+        )
+        self.states, self.adjoints, self.gradients = truth(self.net, *self.data)
+        self.sources = [worker.source for worker in self.run._engine.workers[1:]]
+        self.workers = self.run._engine.workers
+        if start is not None:
+            # The first batch introduces the samples; then they are moved elsewhere.
+            self.step()
+            for source, value in zip(self.sources, start, strict=True):
+                source._inputs = value.clone()
+                if source._multipliers is not None:
+                    source._multipliers.zero_()
+
+    def step(self) -> float:
+        """One sweep; the largest error of any stage's gradient, relative to that of backpropagation."""
+        self.run.step(*self.data)
+        errors = []
+        for optimizer, expected in zip(self.optimizers.made, self.gradients, strict=True):
+            found = torch.cat([g.flatten() for g in optimizer.gradients[-1]])
+            true = torch.cat([g.flatten() for g in expected])
+            errors.append(float((found - true).norm() / true.norm()))
+        return max(errors)
+
+    def violation(self) -> float:
+        return max(worker.records[-1].violation for worker in self.workers[1:])
+
+
+@pytest.mark.parametrize("form", ["penalty", "lagrangian"])
+def test_o7_a_full_step_gives_the_shifted_state_and_the_adjoint_as_multiplier(form):
+    states = truth(residual_net(), *batch())[0]
+    beta = 50.0
+    sweeps = Sweeps(random_like(states), form=form, beta=beta, theta=1.0)
+    for _ in range(2):
+        before = [source.multiplier(_job(sweeps)) for source in sweeps.sources]
+        seen = [source.predict(_job(sweeps), keep=False) for source in sweeps.sources]
+        sweeps.step()
+        for k, (source, kappa, lam) in enumerate(zip(sweeps.sources, before, seen, strict=True), start=1):
+            worker = sweeps.workers[k]
+            below = sweeps.workers[k - 1]
+            x, p = below.now.out, worker.now.p
+            shift = p if kappa is None else p - kappa
+            torch.testing.assert_close(source._inputs, x - shift * len(x) / beta, rtol=0, atol=1e-13)
+            assert not torch.equal(source._inputs, lam)
+            if form == "lagrangian":
+                torch.testing.assert_close(source._multipliers, p, rtol=0, atol=1e-13)
+
+
+def _job(sweeps: Sweeps) -> Job:
+    return Job(Micro(0, 0, 0, 1, 5, 1.0, 0, True), *sweeps.data)
+
+
+def test_o8_states_and_adjoints_are_exact_after_two_sweeps_per_border():
+    states = truth(residual_net(), *batch())[0]
+    # No pull and no adjoint in the correction: lam <- x, kappa <- p.
+    sweeps = Sweeps(random_like(states), form="lagrangian", theta=1.0, pull=0.0, adjoint=0.0, kappa_input=0.0)
+    errors = [sweeps.step() for _ in range(2 * (STAGES - 1) + 2)]
+    assert all(error > 1e-3 for error in errors[: 2 * (STAGES - 1)])
+    assert all(error < 1e-14 for error in errors[2 * (STAGES - 1) :])
+
+
+def test_o5_the_error_of_the_penalty_falls_with_one_over_beta():
+    errors, violations = [], []
+    for beta in (30.0, 300.0):
+        sweeps = Sweeps(beta=beta, theta=0.25)
+        for _ in range(260):
+            error = sweeps.step()
+        errors.append(error)
+        violations.append(beta * sweeps.violation())
+    assert errors[0] / errors[1] == pytest.approx(10, rel=0.1)
+    assert violations[0] == pytest.approx(violations[1], rel=0.05)
+
+
+@pytest.mark.parametrize(("theta", "converges"), [(1.0, False), (0.25, True), (0.1, True)])
+def test_o10_simultaneous_corrections_need_a_small_theta(theta, converges):
+    states = truth(residual_net(), *batch())[0]
+    sweeps = Sweeps(random_like(states), beta=1e3, theta=theta)
+    sweeps.step()
+    first = sweeps.violation()
+    for _ in range(60):
+        sweeps.step()
+    assert (sweeps.violation() < 0.2 * first) == converges

@@ -1,0 +1,58 @@
+"""Variants of AuxNet on real ranks: the same weights, losses and evaluations as inline, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+import rank_jobs
+import unlatch
+from unlatch.methods import AuxNet, get
+
+VARIANTS = {
+    "explicit": AuxNet(correction="explicit", aux_steps=2),
+    "replay": AuxNet(form="lagrangian"),
+    "synthesiser": AuxNet(form="lagrangian", multiplier="synthesiser"),
+    "rebuild": AuxNet(form="lagrangian", multiplier="rebuild"),
+    "shared": AuxNet(shared=True),
+    "steps": AuxNet(stage_steps=2),
+    "mixed": AuxNet(true_share=0.5),
+    "serial": AuxNet(form="lagrangian", warmup=1, serial_every=3),
+    "parts": AuxNet(microbatches=2, accumulate=2),
+    "shallow": AuxNet(ablation="shallow"),
+    "auxvar": get("auxvar", form="lagrangian"),
+    "dni": get("dni", microbatches=2),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_on_two_ranks(ranks2, variant):
+    method = VARIANTS[variant]
+    for rank, outcome in enumerate(ranks2.run(rank_jobs.train_conv, method, 3)):
+        assert rank_jobs.differences(rank_jobs.train_conv(method, 3), outcome) == [], rank
+
+
+def test_every_rank_builds_its_own_data(ranks2):
+    """The loop feeds every rank, so that no raw data is sent; the result is that of sending it."""
+    outcomes = ranks2.run(rank_jobs.train_conv, AuxNet(data="build"), 2)
+    assert rank_jobs.differences(rank_jobs.train_conv(AuxNet(), 2), outcomes[1]) == []
+
+
+def test_o14_a_rank_with_other_data_is_found(ranks2):
+    with pytest.raises(unlatch.errors.DataError, match=r"stage 1 has other data for batch 1 than stage 0"):
+        ranks2.run(rank_jobs.train_on_own_data, AuxNet(data="build"), timeout=60)
+
+
+def test_fit_and_statistics_on_two_ranks(ranks2):
+    inline = rank_jobs.fit_conv(AuxNet())
+    for outcome in ranks2.run(rank_jobs.fit_conv, AuxNet()):
+        assert outcome["epochs"] == inline["epochs"]
+        assert outcome["violations"] == inline["violations"]
+    for outcome in ranks2.run(rank_jobs.fit_conv, AuxNet(data="build")):
+        assert outcome["epochs"] == inline["epochs"]
+
+
+def test_a_checkpoint_of_two_ranks_continues_inline(ranks2, tmp_path):
+    ranks2.run(rank_jobs.save_conv, AuxNet(form="lagrangian"), str(tmp_path / "c"))
+    one = rank_jobs.resume_conv(AuxNet(form="lagrangian"), str(tmp_path / "c"))
+    for other in ranks2.run(rank_jobs.resume_conv, AuxNet(form="lagrangian"), str(tmp_path / "c")):
+        assert rank_jobs.differences(one, other) == []
