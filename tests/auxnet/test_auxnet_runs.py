@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import unlatch
 from rank_jobs import conv_run, copied_state, momentum_sgd
-from recording import feed
+from recording import Optimizers, RecordingSGD, feed
 from small_nets import images, tanh_net, vectors
 from unlatch.methods import AuxNet, get
 from unlatch.runtime.jobs import INPUT, LOSS, STATE, Job, check_same, checksum
@@ -32,6 +32,7 @@ VARIANTS = {
     "mixed": {"true_share": ((0, 0.0), (3, 0.8))},
     "serial": {"warmup": 1, "serial_every": 3},
     "serial replay": {"form": "lagrangian", "warmup": 1, "serial_from": 3},
+    "echo": {"form": "lagrangian", "echo": ((0, 0.5), (4, 1.0))},
     "ramp": {"beta": ((0, 1.0), (4, 3.0))},
 }
 
@@ -316,3 +317,29 @@ def test_an_auxnet_with_every_block_begins_as_a_copy():
     last = run.method_statistics()[1]
     assert last.records[0].violation == 0
     assert last.capacity.flop_ratio == last.capacity.parameter_ratio == 1.0
+
+
+def test_an_echo_mixes_in_the_gradient_at_the_true_state_of_the_batch_before():
+    net, data, share = tanh_net(4), vectors(2), 0.3
+    recorded = Optimizers(RecordingSGD, lr=0.0)
+    run = unlatch.parallelize(
+        net,
+        AuxNet(echo=share, aux_optimizer=partial(torch.optim.SGD, lr=0.0)),
+        stages=2,
+        loss_fn=nn.functional.mse_loss,
+        optimizer=recorded,
+        split=["2"],
+        sample=data[0],
+    )
+    source = run._engine.workers[1].source
+    expected = []
+    for number, (x, y) in enumerate(data):
+        terms = [(1.0 if number == 0 else 1.0 - share, source.module(x).detach(), y)]
+        if number:
+            terms.append((share, net[:2](data[0][0]).detach(), data[0][1]))
+        loss = sum(weight * nn.functional.mse_loss(net[2:](h), target) for weight, h, target in terms)
+        expected.append(torch.autograd.grad(loss, list(net[2:].parameters())))
+        run.step(x, y)
+    for found, true in zip(recorded[1].gradients, expected, strict=True):
+        for a, b in zip(found, true, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-15)

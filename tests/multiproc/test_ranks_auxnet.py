@@ -16,6 +16,7 @@ VARIANTS = {
     "shared": AuxNet(shared=True),
     "steps": AuxNet(stage_steps=2),
     "mixed": AuxNet(true_share=0.5),
+    "echo": AuxNet(form="lagrangian", echo=0.5),
     "serial": AuxNet(form="lagrangian", warmup=1, serial_every=3),
     "parts": AuxNet(microbatches=2, accumulate=2),
     "shallow": AuxNet(ablation="shallow"),

@@ -38,6 +38,8 @@ class BorderMethod(Local):
     - `stage_steps`: updates of a stage per correction of the predicted inputs.
     - `true_share`: share of the true state mixed into the predicted input, a number or points as for `beta`. Above 0 a
       stage waits for the one below.
+    - `echo`: weight, a number or points, that the last stage gives to the true state of the batch before; the rest goes
+      to the predicted input of this one. Costs a further pass of the last stage, but no message and no waiting.
     - `warmup`: first batches trained by plain backpropagation, from which predictions learn.
     - `serial_every`, `serial_from`: further batches trained so: every n-th, or all from the n-th on.
     - `data`: `"send"` sends raw batches from rank to rank; `"build"` has every rank build the same batches from its own
@@ -60,6 +62,7 @@ class BorderMethod(Local):
     border_norm: bool = False
     stage_steps: int = 1
     true_share: Ramp = 0.0
+    echo: Ramp = 0.0
     warmup: int = 0
     serial_every: int = 0
     serial_from: int | None = None
@@ -72,6 +75,7 @@ class BorderMethod(Local):
         super().__post_init__()
         check_ramp(f"{self.name}: beta", self.beta, 0.0, open_low=True)
         check_ramp(f"{self.name}: true_share", self.true_share, 0.0, high=1.0)
+        check_ramp(f"{self.name}: echo", self.echo, 0.0, high=1.0)
         for what in ("pull", "imitate", "adjoint", "kappa_stage", "kappa_input"):
             check_ramp(f"{self.name}: {what}", getattr(self, what), 0.0)
         check_ramp(f"{self.name}: theta", self.theta, 0.0, open_low=True, high=1.0)
@@ -82,9 +86,10 @@ class BorderMethod(Local):
             value = getattr(self, what)
             if not isinstance(value, int) or value < low:
                 raise ConfigError(f"{self.name}: {what} must be a whole number, at least {low}, got {value!r}")
-        if (self.stage_steps > 1 or self.probe) and (self.accumulate > 1 or self.microbatches not in ("auto", 1)):
+        whole = self.accumulate == 1 and self.microbatches in ("auto", 1)
+        if not whole and (self.stage_steps > 1 or self.probe or self.echo != 0.0):
             raise ConfigError(
-                f"{self.name}: stage_steps and probe need one update per batch: no accumulate, microbatches=1"
+                f"{self.name}: stage_steps, probe and echo need one update per batch: no accumulate, microbatches=1"
             )
         self.border_rule()
 
@@ -99,6 +104,10 @@ class BorderMethod(Local):
     def share_at(self, update: int) -> float:
         """The share of the true state in the predicted input at an update."""
         return value_at(self.true_share, update)
+
+    def echo_at(self, update: int) -> float:
+        """The weight of the true state of the batch before, at the last stage."""
+        return value_at(self.echo, update)
 
     def is_serial(self, batch: int) -> bool:
         """Whether a batch is trained by plain backpropagation.

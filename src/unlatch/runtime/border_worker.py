@@ -14,6 +14,8 @@ from ..nn.statistics import frozen_statistics
 from ..rules.border import relaxed_multiplier
 from .border_records import Meeting, measure_border
 from .clock import Clock
+from .echo import Echo
+from .encounter import Encounter
 from .jobs import ADJOINT, INPUT, LOSS, MULTIPLIER, STATE, Job
 from .mail import Mail
 from .sources import Shortcut, Source
@@ -23,25 +25,6 @@ from .trained import Trained
 from .worker import DOWN, UP, SerialPart, Worker
 
 __all__ = ["BorderWorker"]
-
-
-class _Sample:
-    """What a worker knows of the micro-batch it handles in this tick."""
-
-    __slots__ = ("inputs", "job", "kappa", "kappa_above", "lam", "lam_above", "out", "p", "x")
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.inputs: Any = None
-        self.out: Any = None
-        #: At the border below: predicted input, arriving state, gradient on the input, multiplier.
-        self.lam: Tensor | None = None
-        self.x: Tensor | None = None
-        self.p: Tensor | None = None
-        self.kappa: Tensor | None = None
-        #: At the border above: what the next stage started from, and its multiplier.
-        self.lam_above: Tensor | None = None
-        self.kappa_above: Tensor | None = None
 
 
 class BorderWorker(Worker):
@@ -91,10 +74,11 @@ class BorderWorker(Worker):
         self.shallow = method.ablation == "shallow"
         self.frozen = method.ablation == "frozen" and not stage.last
         self.idle = self.shallow and not stage.last
-        self.now: _Sample | None = None
+        self.now: Encounter | None = None
         self.serial: Job | None = None
         self._serial = SerialPart(self)
-        self._before: _Sample | None = None
+        self._echo = Echo(stage) if method.echo != 0.0 and stage.last and source is not None else None
+        self._before: Encounter | None = None
         self._delay = stages - 1 - stage.index if self.replays else 0
         self._line: deque[Job | None] = deque()
         self._statistics = frozen_statistics(stage.module)
@@ -106,7 +90,7 @@ class BorderWorker(Worker):
         self._line.append(None if serial else job)
         self._before = self.now
         turn = self._line.popleft() if len(self._line) > self._delay else None
-        self.now = _Sample(turn) if turn is not None and not self.idle else None
+        self.now = Encounter(turn) if turn is not None and not self.idle else None
         self._passing = turn
         self._closed = 0
 
@@ -142,7 +126,7 @@ class BorderWorker(Worker):
         if not self.replays and not self.shallow:
             self.send(INPUT, -1, job, self._for_below(now, None if callable(self.multiplier) else now.kappa))
 
-    def _for_below(self, now: _Sample, kappa: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _for_below(self, now: Encounter, kappa: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The predicted input, shifted by the multiplier where one tensor can stand for both."""
         assert now.lam is not None
         weight = self._beta(now.job) * self.method.pull
@@ -166,11 +150,11 @@ class BorderWorker(Worker):
         self.losses[job.micro.id] = stage.loss
         self.send(LOSS, -1, job, None, {"loss": stage.loss})
 
-    def _run(self, now: _Sample) -> Any:
+    def _run(self, now: Encounter) -> Any:
         target = now.job.y if self.stage.last else None
         return self.clock("forward", now.job.micro, self.stage.forward, now.job.micro, now.inputs, target)
 
-    def _mixed(self, now: _Sample) -> Tensor:
+    def _mixed(self, now: Encounter) -> Tensor:
         assert now.lam is not None
         share = self.method.share_at(now.job.micro.update)
         if share == 0.0 or self.shallow:
@@ -200,7 +184,7 @@ class BorderWorker(Worker):
         if self.source is not None and self.multiplier == "synthesiser":
             self.send(ADJOINT, -1, job, now.p)
 
-    def _backward(self, now: _Sample, *, again: bool = False) -> None:
+    def _backward(self, now: Encounter, *, again: bool = False) -> None:
         micro, seeds = now.job.micro, None
         if not self.stage.last:
             seeds = [None if self.frozen else self.clock("border", micro, self._seed, now)]
@@ -208,7 +192,7 @@ class BorderWorker(Worker):
         found = self.clock(part, micro, self.stage.backward, micro, seeds, again=again).gradients
         now.p = found[0] if found else None
 
-    def _seed(self, now: _Sample) -> Tensor:
+    def _seed(self, now: Encounter) -> Tensor:
         """What the backward of this stage starts from: the gradient of its own local loss."""
         assert now.lam_above is not None
         seed = (self._beta(now.job) * self.method.pull) * self.rule.gradient(now.out, now.lam_above)
@@ -240,6 +224,8 @@ class BorderWorker(Worker):
         if self.now is None or not self.now.job.micro.ends:
             return
         now, micro = self.now, self.now.job.micro
+        if self._echo is not None:
+            self.clock("echo", micro, self._echo.mix, self.method.echo_at(micro.update))
         self.clock("update", micro, self.stage.update)
         p, out = now.p, now.out
         for _ in range(0 if self.frozen else self.method.stage_steps - 1):
@@ -261,6 +247,8 @@ class BorderWorker(Worker):
         if x is not None and job.micro.ends and job.micro.update % self.method.measure == 0:
             self.records.append(measure_border(self.method, self.rule, meeting, job.micro.update))
         self.clock("aux_backward", job.micro, self.source.correct, job, meeting)
+        if self._echo is not None and x is not None:
+            self._echo.hear(job, x)
         self._count(job)
 
     def _count(self, job: Job) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from ..nn.ranged import Ranged
 from ..rules.border import corrected
 from .border_records import Meeting
 from .jobs import Job
+from .precision import autocast
 from .stage import Stage, StageOptions
 from .trained import Trained
 from .worker import Worker
@@ -130,9 +130,8 @@ class AuxNetSource(Source):
             self.module.train()
 
     def _run(self, job: Job) -> Tensor:
-        reduced = self._options.precision == "bf16"
-        autocast: Any = torch.autocast("cpu", torch.bfloat16) if reduced else nullcontext()
-        with replayable(self._options.seed, self._stage + _STREAM, job.micro.id), autocast:
+        options = self._options
+        with replayable(options.seed, self._stage + _STREAM, job.micro.id), autocast(options.precision):
             found: Tensor = self.module(job.x)
             return found
 

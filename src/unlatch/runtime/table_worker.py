@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from ..nn.randomness import replayable
 from .border_worker import BorderWorker
 from .jobs import Job
 from .mail import FORWARD
+from .precision import autocast
 from .table_source import Roster, TableSource, sample_keys
 
 __all__ = ["TableWorker"]
@@ -51,6 +51,6 @@ class TableWorker(BorderWorker):
     @torch.no_grad()
     def _pass(self, job: Job, inputs: Any) -> Any:
         options = self.stage.options
-        autocast: Any = torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else nullcontext()
-        with self._statistics, replayable(options.seed, self.index, job.micro.id), autocast:
+        random = replayable(options.seed, self.index, job.micro.id)
+        with self._statistics, random, autocast(options.precision):
             return self.stage.module(inputs)
