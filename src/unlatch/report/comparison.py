@@ -21,7 +21,7 @@ class Row:
 
     - `accuracies`: of each run; evaluation accuracy after the last epoch.
     - `speed`: samples per second, median over runs.
-    - `ratio`: of `speed` to the baseline's; `None` without a baseline.
+    - `ratio`: to the baseline's speed, median over pairs of runs; `None` without a baseline.
     - `staleness`, `predicted`, `peak_bytes`, `bubbles`: per stage.
     """
 
@@ -53,18 +53,26 @@ def rows_of(groups: Mapping[str, Sequence[Record]], baseline: str | None = None)
     - `groups`: runs by label.
     - `baseline`: the label whose speed counts as 1.
     """
-    speeds = {label: _median([r.summary["samples_per_second"] for r in records]) for label, records in groups.items()}
-    base = speeds.get(baseline) if baseline is not None else None
-    return [_row(label, records, speeds[label], base) for label, records in groups.items()]
+    base = _speeds(groups[baseline]) if baseline is not None else []
+    return [_row(label, records, base) for label, records in groups.items()]
 
 
-def _row(label: str, records: Sequence[Record], speed: float | None, base: float | None) -> Row:
+def _speeds(records: Sequence[Record]) -> list[float | None]:
+    return [record.summary["samples_per_second"] for record in records]
+
+
+def _ratio(speeds: Sequence[float | None], base: Sequence[float | None]) -> float | None:
+    """Runs of the same number took turns, so whatever else the machine did hit both: the median of their ratios."""
+    return _median([a / b if a and b else None for a, b in zip(speeds, base, strict=False)])
+
+
+def _row(label: str, records: Sequence[Record], base: Sequence[float | None]) -> Row:
     stages = [list(column) for column in zip(*(r.summary["stages"] for r in records), strict=False)]
     return Row(
         label=label,
         accuracies=tuple(r.summary["accuracy"] for r in records if r.summary["accuracy"] is not None),
-        speed=speed,
-        ratio=speed / base if speed and base else None,
+        speed=_median(_speeds(records)),
+        ratio=_ratio(_speeds(records), base),
         bubble=_median([r.summary["bubble"] for r in records]),
         staleness=tuple(stats.mean(s["staleness"] for s in column) for column in stages),
         predicted=tuple(column[0]["predicted_staleness"] for column in stages),

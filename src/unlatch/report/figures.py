@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics as stats
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -28,12 +28,14 @@ def curves(groups: Mapping[str, Sequence[Record]]) -> Figure:
     """Training loss by step and test accuracy by epoch, each line the mean over the runs of one group."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for (label, records), colour in zip(groups.items(), cycle(_LINES), strict=False):
+    # The first line is broad and pale, so that one that coincides with it (as exact methods do) shows on top of it.
+    styles = chain([{"color": "#BBBBBB", "linewidth": 5}], ({"color": c, "linewidth": 1.6} for c in cycle(_LINES)))
+    for (label, records), style in zip(groups.items(), styles, strict=False):
         losses = _mean_by([dict(r.losses) for r in records])
-        left.plot(list(losses), _smooth(list(losses.values())), color=colour, linewidth=1.6, label=label)
+        left.plot(list(losses), _smooth(list(losses.values())), label=label, **style)
         accuracy = _mean_by([_accuracies(r) for r in records])
         if accuracy:
-            right.plot(list(accuracy), [100 * a for a in accuracy.values()], color=colour, linewidth=1.6, label=label)
+            right.plot(list(accuracy), [100 * a for a in accuracy.values()], label=label, **style)
     left.set(xlabel="batches", ylabel="training loss", yscale="log")
     right.set(xlabel="epochs", ylabel="test accuracy (%)")
     for axes in (left, right):
@@ -103,7 +105,8 @@ def _lanes(axes: Axes, label: str, events: Sequence[Event], span: float) -> set[
             linewidth=0.5,
         )
         if event.kind != "U" and width > 0.018 * span:
-            axes.text(1e3 * (start + width / 2), event.stage, str(event.batch), ha="center", va="center", fontsize=7)
+            middle = 1e3 * min(start + width / 2, (start + span) / 2)
+            axes.text(middle, event.stage, str(event.batch), ha="center", va="center", fontsize=7, clip_on=True)
     axes.set_xlim(0, 1e3 * span)
     axes.set_ylim(stages - 0.5, -0.5)
     axes.set_yticks(range(stages), [f"stage {s}" for s in range(stages)], fontsize=8)

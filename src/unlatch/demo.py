@@ -1,0 +1,127 @@
+"""`make demo`: one small residual network, six methods, two local processes, one table.
+
+Handwritten digits that come with scikit-learn, so nothing is downloaded. Every method trains the same network several
+times from different seeds, taking turns with plain backpropagation in one process, whose speed is the measure of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from .cli.brief import Brief, loaders, prepare
+from .cli.session import Order, train_session
+from .config import Config, from_mapping
+from .io.run_folder import RunFolder
+from .report.comparison import comparison_table, rows_of
+from .report.page import write_comparison
+from .report.record import Record, read_run
+from .runtime.launch import Ranks
+
+__all__ = ["main"]
+
+METHODS = ("bp", "1f1b", "pipedream", "fdg", "dtr", "dtrp")
+BASELINE = "bp, 1 process"
+PROCESSES = 2
+
+
+def settings(method: str, processes: int = PROCESSES, epochs: int = 6) -> Config:
+    """What is trained: a ResNet-14 on 8x8 digits, with the library's defaults for everything that concerns delay.
+
+    >>> settings("dtr").run.stages
+    2
+    """
+    return from_mapping(
+        {
+            "model": {"name": "resnet14"},
+            "data": {"name": "digits", "batch_size": 128, "augment": False},
+            "method": {"name": method},
+            "optimizer": {"lr": 0.2},
+            "run": {"stages": processes, "processes": processes, "epochs": epochs},
+        }
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print the table, write the report."""
+    parser = argparse.ArgumentParser(prog="python -m unlatch.demo", description=(__doc__ or "").strip().split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for runs and report")
+    parser.add_argument("--seeds", type=int, default=3, help="how often every method trains")
+    parser.add_argument("--seconds", type=float, default=90.0, help="after these no further seed is begun")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--methods", default=",".join(METHODS), help="names separated by commas")
+    chosen = parser.parse_args(arguments)
+    start = time.perf_counter()
+    methods = chosen.methods.split(",")
+    groups = _train_all(methods, chosen.seeds, chosen.epochs, chosen.out, start + chosen.seconds)
+    rows = rows_of(groups, BASELINE)
+    words = _introduction(len(groups[BASELINE]), chosen.epochs)
+    page = chosen.out / "report.html"
+    write_comparison(page, "Six ways to train one network", words, groups, rows, figures=chosen.out / "figures")
+    print(f"\n{comparison_table(rows).text()}\n")
+    print("\n".join(words))
+    print(f"\n{time.perf_counter() - start:.0f} s; report: {page}, figures and runs beside it", flush=True)
+
+
+def _train_all(methods: Sequence[str], seeds: int, epochs: int, out: Path, deadline: float) -> dict[str, list[Record]]:
+    """Every method with every seed, in turns. **Returns:** the runs by label."""
+    torch.set_num_threads(1)
+    with Ranks(PROCESSES) as ranks:
+        print(f"starting {PROCESSES} processes, measuring the network", flush=True)
+        data = loaders(settings("bp"))
+        ranks.run(_ready)  # importing torch would disturb the measurements
+        briefs = {BASELINE: prepare(settings("bp", 1, epochs), data[0])}
+        briefs |= {method: prepare(settings(method, epochs=epochs), data[0]) for method in methods}
+        groups: dict[str, list[Record]] = {label: [] for label in briefs}
+        for seed in range(seeds):
+            if seed and time.perf_counter() > deadline:
+                print("this machine is slow or busy: no further seeds", flush=True)
+                break
+            for label, brief in briefs.items():
+                record = _train(label, _seeded(brief, seed), out, ranks)
+                groups[label].append(record)
+                accuracy, speed = record.summary["accuracy"], record.summary["samples_per_second"]
+                print(f"seed {seed}  {label:<14} {accuracy:6.1%} {speed:>7,.0f} samples/s", flush=True)
+    return groups
+
+
+def _train(label: str, brief: Brief, out: Path, ranks: Ranks) -> Record:
+    name = label.replace(", ", "-").replace(" ", "-")
+    folder = RunFolder.at(out / f"{name}-seed{brief.config.run.seed}", overwrite=True)
+    folder.describe(brief.config.dump())
+    order = Order(str(folder.path), silent=True)
+    if brief.config.run.processes == 1:
+        train_session(brief, order)
+    else:
+        ranks.run(train_session, brief, order)
+    return read_run(folder.path)
+
+
+def _seeded(brief: Brief, seed: int) -> Brief:
+    """The same brief with another seed: same cut, other initial weights and order of the data."""
+    run = brief.config.run.model_copy(update={"seed": seed})
+    return replace(brief, config=brief.config.model_copy(update={"run": run}))
+
+
+def _ready() -> None:
+    """A rank that answers has imported everything it needs."""
+
+
+def _introduction(seeds: int, epochs: int) -> list[str]:
+    return [
+        f"ResNet-14 on 8x8 digits, batches of 128, {epochs} epochs, {seeds} seed(s), {PROCESSES} stages on {PROCESSES} "
+        "processes with one thread each.",
+        "ratio: speed against bp in one process with one thread; 2 is the limit for two processes.",
+        "bubble: share of the time in which a process waits.",
+        "staleness: updates between the forward and the backward of a batch, measured and as theory has it, per stage.",
+        "peak kept: most bytes held for batches under way. old weights: most outdated copies of a stage's weights.",
+    ]
+
+
+if __name__ == "__main__":
+    main()
