@@ -20,13 +20,16 @@ _KINDS: dict[TaskKind, Kind] = {"F": Kind.F, "D": Kind.I, "H": Kind.I, "G": Kind
 _TURN: dict[TaskKind, int] = {"H": 0, "D": 1, "G": 2}
 
 
-def simulate_layerpipe(plan: LayerPipePlan, batches: int, machine: Machine | None = None) -> Simulation:
+def simulate_layerpipe(
+    plan: LayerPipePlan, batches: int, machine: Machine | None = None, *, exact: bool = True
+) -> Simulation:
     """Run a plan, self-timed: each processor keeps the order of the slots but does not wait for their end.
 
     **Arguments:**
 
     - `batches`: mini-batches.
     - `machine`: speeds, links, jitter; by default the links of the plan.
+    - `exact`: count in fractions if the plan does; otherwise in floats, which is faster.
 
     >>> from .layer_costs import LayerCost
     >>> from .layerpipe import plan_layerpipe
@@ -37,7 +40,7 @@ def simulate_layerpipe(plan: LayerPipePlan, batches: int, machine: Machine | Non
     inputs = [0, *(layer.activation_bytes for layer in plan.layers[:-1])]
     pairs = zip(plan.layers, inputs, strict=True)
     return simulate_slots(
-        slot_tasks(plan),
+        slot_tasks(plan, exact),
         list(slot_edges(plan)),
         batches=batches,
         devices=plan.processors,
@@ -47,12 +50,13 @@ def simulate_layerpipe(plan: LayerPipePlan, batches: int, machine: Machine | Non
     )
 
 
-def slot_tasks(plan: LayerPipePlan) -> list[SlotTask]:
-    """The tasks in an order in which none comes before what it needs; times stay exact if those of the plan are."""
+def slot_tasks(plan: LayerPipePlan, exact: bool = True) -> list[SlotTask]:
+    """The tasks in an order in which none comes before what it needs."""
+    rational = exact and isinstance(plan.initiation_interval, Fraction)
     tasks = []
     for task in _ordered(plan):
         size = task_size(plan.layers, plan.mode, task)
-        time = cast(float, size) if isinstance(plan.initiation_interval, Fraction) else float(size)
+        time = cast(float, size) if rational else float(size)
         tasks.append(SlotTask(_KINDS[task.kind], task.layer, task.processor, time, task.slot))
     return tasks
 

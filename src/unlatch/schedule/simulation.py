@@ -73,11 +73,13 @@ class Simulation:
 
         A run of fewer than four updates is taken as a whole.
         """
-        done = self._finished
-        if len(done) < 4:
+        if len(self.groups) < 4:
             return self.makespan / sum(self.groups)
-        first, last = (len(done) - 1) // 4, (3 * (len(done) - 1)) // 4
-        return (done[last] - done[first]) / sum(self.groups[first + 1 : last + 1])
+        first, last = (len(self.groups) - 1) // 4, (3 * (len(self.groups) - 1)) // 4
+        count = sum(self.groups[first + 1 : last + 1])
+        before = list(accumulate(self.groups))
+        # Where gradients are local, stages need not keep the same pace; the slowest counts.
+        return max((ends[before[last] - 1] - ends[before[first] - 1]) / count for ends in self._gradients)
 
     @property
     def steady_utilisation(self) -> float:
@@ -89,14 +91,11 @@ class Simulation:
     def in_flight(self) -> tuple[int, ...]:
         """Per stage, the most micro-batches at one time between the start of their forward and their last gradient."""
         begun: list[list[float]] = [[] for _ in range(self.stages)]
-        ended: list[list[float]] = [[] for _ in range(self.stages)]
-        for stream, starts, ends in zip(self.timeline.streams, self.timeline.starts, self.timeline.ends, strict=True):
-            for (kind, stage, _), start, end in zip(stream, starts, ends, strict=True):
+        for stream, starts in zip(self.timeline.streams, self.timeline.starts, strict=True):
+            for (kind, stage, _), start in zip(stream, starts, strict=True):
                 if kind is Kind.F:
                     begun[stage].append(start)
-                elif kind is Kind.B or kind is Kind.W:
-                    ended[stage].append(end)
-        return tuple(_most_open(opened, closed) for opened, closed in zip(begun, ended, strict=True))
+        return tuple(map(_most_open, begun, self._gradients))
 
     @property
     def peak_bytes(self) -> tuple[float, ...]:
@@ -119,15 +118,14 @@ class Simulation:
         return sum(self.sent_bytes) * sum(self.groups)
 
     @cached_property
-    def _finished(self) -> list[float]:
-        """When the first stage had the last gradient of each update."""
-        times = [
-            end
-            for stream, ends in zip(self.timeline.streams, self.timeline.ends, strict=True)
-            for (kind, stage, _), end in zip(stream, ends, strict=True)
-            if stage == 0 and (kind is Kind.B or kind is Kind.W)
-        ]
-        return [times[count - 1] for count in accumulate(self.groups)]
+    def _gradients(self) -> list[list[float]]:
+        """Per stage, the end of the last gradient of each micro-batch."""
+        found: list[list[float]] = [[] for _ in range(self.stages)]
+        for stream, ends in zip(self.timeline.streams, self.timeline.ends, strict=True):
+            for (kind, stage, _), end in zip(stream, ends, strict=True):
+                if kind is Kind.B or kind is Kind.W:
+                    found[stage].append(end)
+        return found
 
     def spans(self) -> Iterator[Span]:
         """Everything that took time, device by device."""
@@ -188,21 +186,32 @@ def simulate_schedule(
         followed: Streams = stage_streams(schedule, parts, per_update)
     else:
         followed = streams(schedule, parts, per_update, devices)
-    return simulate_streams(followed, each, updates, machine)
+    return simulate_streams(followed, each, updates, machine, local=getattr(schedule, "independent", False))
 
 
 def simulate_streams(
-    streams: Streams, works: Sequence[StageWork], groups: Sequence[int], machine: Machine | None = None
+    streams: Streams,
+    works: Sequence[StageWork],
+    groups: Sequence[int],
+    machine: Machine | None = None,
+    *,
+    local: bool = False,
 ) -> Simulation:
-    """Simulate what each device does; `groups` are the micro-batches of each update."""
+    """Simulate what each device does.
+
+    **Arguments:**
+
+    - `groups`: micro-batches of each update.
+    - `local`: whether no gradient crosses a border.
+    """
     machine = machine or Machine()
-    graph, numbers = stage_graph(streams, works, machine)
+    graph, numbers = stage_graph(streams, works, machine, local=local)
     starts, ends = execute(graph, numbers, jitter_factors(machine, [len(stream) for stream in streams]))
     return Simulation(
         Timeline(streams, starts, ends),
         stages=len(works),
         kept_bytes=tuple(work.kept_bytes for work in works),
-        sent_bytes=tuple(2 * work.output_bytes for work in works[:-1]),
+        sent_bytes=tuple(work.output_bytes if local else sum(work.border_bytes) for work in works[:-1]),
         groups=tuple(groups),
     )
 

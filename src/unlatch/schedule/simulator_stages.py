@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -27,13 +28,20 @@ class StageWork:
     **Arguments:**
 
     - `times`: of each kind of action.
-    - `output_bytes`: sent up by every forward; the gradient that comes back is as large.
+    - `output_bytes`: sent up by every forward.
+    - `returned_bytes`: sent back over the same border; as much as went up by default.
     - `kept_bytes`: kept from the forward to the end of the backward.
     """
 
     times: Costs = field(default_factory=lambda: UNIT)
     output_bytes: float = 0
     kept_bytes: float = 0
+    returned_bytes: float | None = None
+
+    @property
+    def border_bytes(self) -> tuple[float, float]:
+        """Up and down over the border above."""
+        return self.output_bytes, self.output_bytes if self.returned_bytes is None else self.returned_bytes
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,13 @@ class Machine:
         return time if self.speeds is None else time / self.speeds[device]
 
 
-def stage_graph(streams: Streams, works: Sequence[StageWork], machine: Machine) -> tuple[Graph, list[list[int]]]:
-    """Tasks (one per stage and kind) and edges (one per border and direction), and the streams as numbers of tasks."""
+def stage_graph(
+    streams: Streams, works: Sequence[StageWork], machine: Machine, *, local: bool = False
+) -> tuple[Graph, list[list[int]]]:
+    """Tasks (one per stage and kind) and edges (one per border and direction), and the streams as numbers of tasks.
+
+    Where gradients are `local`, no backward waits for the stage above.
+    """
     home = stage_homes(streams)
     if len(works) != len(home):
         raise ScheduleError(f"expected the work of {len(home)} stages, got {len(works)}")
@@ -86,9 +99,9 @@ def stage_graph(streams: Streams, works: Sequence[StageWork], machine: Machine) 
     edges = []
     for stage, channel in enumerate(machine.channels(len(home) - 1)):
         near = home[stage] == home[stage + 1]
-        size = works[stage].output_bytes
         ends = ((_task(stage, Kind.F), _task(stage + 1, Kind.F)), (backward[stage + 1], backward[stage]))
-        for direction, (source, target) in enumerate(ends):
+        ways = zip(ends, works[stage].border_bytes, strict=True)
+        for direction, ((source, target), size) in enumerate(islice(ways, 1 if local else 2)):
             wire = None if near else 2 * stage + direction
             sending = 0 if near or not size else size / channel.bandwidth
             latency = 0 if near else channel.latency

@@ -1,0 +1,226 @@
+"""Which method suits? All methods of the library in virtual time, ranked by speed, memory and risk, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import PlanError
+from ..methods import Delayed, LayerPipe, Method, names
+from ..methods.local import Local
+from ..plan.layer_costs import LayerCost
+from ..schedule.simulator_stages import Machine
+from ..schedule.stability import advise
+from .memory_model import device_bytes
+from .method_run import MethodRun, simulate_method
+
+__all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]
+
+#: From harmless to harmful; methods are ranked by this first, then by time.
+RISKS = ("exact", "about bp", "some loss", "other gradient", "large loss")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one method is expected to do."""
+
+    method: str
+    #: What `train` needs to be told beside the name.
+    options: dict[str, Any]
+    stages: int
+    #: Names of the layers that start the second and later stages; empty where tasks are placed one by one.
+    split: tuple[str, ...]
+    time_per_batch: float
+    #: Against one device that does everything.
+    speedup: float
+    utilisation: float
+    #: Of the device that needs the most.
+    memory_bytes: float
+    fits: bool
+    #: Updates by which the oldest gradients are late.
+    staleness: float
+    #: Largest stable learning rate x curvature (a*) of the worst stage.
+    stability: float
+    #: One of `RISKS`.
+    risk: str
+    why: str = ""
+
+    @property
+    def key(self) -> tuple[bool, bool, int, float]:
+        """What predictions are ordered by: fitting, risk, time."""
+        harmless = self.risk in RISKS[:2]
+        return not self.fits, not harmless, 0 if harmless else RISKS.index(self.risk), self.time_per_batch
+
+    def to_config(self) -> dict[str, Any]:
+        """Sections of a configuration file for `unlatch train`."""
+        run: dict[str, Any] = {"stages": self.stages}
+        if self.split:
+            run["split"] = list(self.split)
+        return {"method": {"name": self.method, **self.options}, "run": run}
+
+
+@dataclass(frozen=True)
+class AutoPlan:
+    """All predictions, the best first, and methods that cannot be used here with the reason."""
+
+    devices: int
+    memory_limit: float | None
+    ranking: tuple[Prediction, ...]
+    refused: dict[str, str]
+
+    @property
+    def best(self) -> Prediction:
+        """What to use."""
+        return self.ranking[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values; `train` accepts what is under `config`."""
+        return {
+            "method": "auto",
+            "processors": self.devices,
+            "memory_limit": self.memory_limit,
+            "config": self.best.to_config(),
+            "ranking": [asdict(one) | {"config": one.to_config()} for one in self.ranking],
+            "refused": self.refused,
+        }
+
+    def table(self) -> list[str]:
+        """Plain lines, the best method first."""
+        head = ("method", "time/batch", "speed-up", "memory", "late", "a*", "risk", "why")
+        rows = [head] + [
+            (
+                one.method + ("" if one.fits else " (does not fit)"),
+                f"{one.time_per_batch:.4g}",
+                f"{one.speedup:.2f}x",
+                size(one.memory_bytes),
+                f"{one.staleness:.1f}",
+                f"{one.stability:.3f}",
+                one.risk,
+                one.why,
+            )
+            for one in self.ranking
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+        lines = [f"{'  '.join(map(_pad, row, widths, (True, *[False] * 5, True)))}  {row[-1]}" for row in rows]
+        return lines + [f"{name}: {reason}" for name, reason in self.refused.items()]
+
+
+def plan_auto(
+    costs: Sequence[LayerCost],
+    devices: int,
+    *,
+    memory_limit: float | None = None,
+    methods: Sequence[str | Method] | None = None,
+    batch_size: int | None = None,
+    machine: Machine | None = None,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    optimizer_slots: int = 1,
+    input_bytes: float = 0,
+) -> AutoPlan:
+    """Rank methods for a model on `devices` devices.
+
+    **Arguments:**
+
+    - `costs`: of the layers (blocks) for a whole batch, measured or counted.
+    - `memory_limit`: bytes of one device; methods that need more come last.
+    - `methods`: which to compare; all of the library by default.
+    - `batch_size`: samples per batch, which limits the micro-batches that a method may ask for.
+    - `machine`: speeds, links, jitter.
+    - `momentum`, `nesterov`: of the optimizer, for the risk that delay brings.
+    - `optimizer_slots`, `input_bytes`: as in `device_bytes`.
+
+    >>> layers = [LayerCost(name, 1, 1, 1, 1000, 100) for name in "abcdefgh"]
+    >>> plan = plan_auto(layers, 2, methods=["bp", "1f1b", "pipedream"])
+    >>> [one.method for one in plan.ranking]
+    ['pipedream', '1f1b', 'bp']
+    """
+    found: list[Prediction] = []
+    refused: dict[str, str] = {}
+    for one in methods if methods is not None else names():
+        try:
+            run = simulate_method(one, costs, devices, batch_size=batch_size, machine=machine)
+        except PlanError as error:
+            refused[one if isinstance(one, str) else one.name] = str(error)
+            continue
+        memory = max(device_bytes(run, optimizer_slots=optimizer_slots, input_bytes=input_bytes))
+        found.append(predict(run, memory, memory_limit, momentum=momentum, nesterov=nesterov))
+    if not found:
+        raise PlanError("no method can be used here: " + "; ".join(f"{n}: {r}" for n, r in refused.items()))
+    return AutoPlan(devices, memory_limit, tuple(sorted(found, key=lambda one: one.key)), refused)
+
+
+def predict(
+    run: MethodRun, memory: float, memory_limit: float | None, *, momentum: float = 0.9, nesterov: bool = True
+) -> Prediction:
+    """What a simulated method means for time, memory and risk."""
+    method = run.method
+    parts = run.microbatches * method.accumulate
+    predictor = method.predict if isinstance(method, Delayed) and isinstance(method.predict, str) else None
+    gaps = run.gaps
+    advice = advise(gaps, momentum=momentum, nesterov=nesterov, predictor=predictor, microbatches=parts)
+    worst = max(advice.verdicts, key=RISKS.index)
+    risk = "other gradient" if isinstance(method, Local) else "exact" if max(gaps) == 0 else worst
+    late = max(gaps) / parts
+    fits = memory_limit is None or memory <= memory_limit
+    options: dict[str, Any] = {"microbatches": run.microbatches}
+    if isinstance(method, LayerPipe):
+        options["mode"] = method.mode
+    return Prediction(
+        method=method.name,
+        options=options,
+        stages=run.stages,
+        split=run.split,
+        time_per_batch=run.time_per_batch,
+        speedup=run.speedup,
+        utilisation=run.utilisation,
+        memory_bytes=memory,
+        fits=fits,
+        staleness=late,
+        stability=min(advice.limits),
+        risk=risk,
+        why=_why(run, risk, late, None if fits else f"needs {size(memory)} of {size(memory_limit or 0)}"),
+    )
+
+
+def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
+    reasons = [too_large] if too_large else []
+    method = run.method
+    if method.schedule(run.stages).flushes and not isinstance(method, Local):
+        idle = 1 - float(run.simulation.steady_utilisation)
+        reasons.append(f"idle {idle:.0%} of the time, while the pipeline fills and empties")
+    elif run.plan is not None:
+        reasons.append(f"tasks placed one by one, {run.utilisation:.0%} busy")
+    else:
+        busy = run.simulation.timeline.busy
+        reasons.append(f"never empties; stage {busy.index(max(busy))} of {len(busy)} sets the pace")
+    if method.recomputes and run.stages > 1:
+        reverses = method.rules().activations == "reverse"
+        reasons.append("stages recompute; keeps nothing if they are reversible" if reverses else "forwards run twice")
+    if risk == "exact":
+        reasons.append("gradients of backpropagation")
+    elif risk == "other gradient":
+        reasons.append("learns from local losses: accuracy is not predicted, nor the cost of its own networks")
+    else:
+        reasons.append(f"gradients up to {late:.1f} updates late: {risk}")
+    if run.stages < run.devices:
+        reasons.append(f"only {run.stages} of {run.devices} devices used")
+    return "; ".join(reasons)
+
+
+def _pad(cell: str, width: int, left: bool) -> str:
+    return cell.ljust(width) if left else cell.rjust(width)
+
+
+def size(count: float) -> str:
+    """Bytes for readers.
+
+    >>> size(1234567)
+    '1.23 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
