@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from layerpipe_chains import layers
 
 from unlatch.errors import PlanError
-from unlatch.schedule.channel import Channel
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost, as_chain, total_work
 from unlatch.plan.layerpipe import LayerPipePlan, assemble, iteration_bound, pipedream_interval, plan_layerpipe
@@ -20,6 +19,7 @@ from unlatch.plan.linked_partition import cut_sizes, linked_interval
 from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES, Task, chain_items
 from unlatch.plan.traffic import cut_bytes
+from unlatch.schedule.channel import Channel
 
 modes = st.sampled_from(MODES)
 processors = st.integers(1, 8)

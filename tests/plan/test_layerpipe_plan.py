@@ -10,13 +10,13 @@ import pytest
 from layerpipe_chains import MIXED, UNIT
 
 from unlatch.errors import PlanError
-from unlatch.schedule.channel import Channel
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
 from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.mac import mac_costs
 from unlatch.plan.networks import network_shapes
+from unlatch.schedule.channel import Channel
 
 # a_l = 100 + l, W_l = 10 (l + 1), l from 0
 SIZED = [LayerCost(f"l{n}", 1, 1, 1, activation_bytes=100 + n, weight_bytes=10 * (n + 1)) for n in range(4)]

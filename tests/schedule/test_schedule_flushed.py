@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from schedule_runs import FLUSHED
+
 from unlatch.errors import ScheduleError
 from unlatch.schedule import ZBH1, ZBH2, GPipe, OneFOneB, Sequential, buffers, check_order, simulate, streams, unroll
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from schedule_runs import ALL, ASYNCHRONOUS, groups, schedules
+
 from unlatch.errors import ScheduleError
 from unlatch.schedule import (
     ZBH1,

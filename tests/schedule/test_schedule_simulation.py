@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from schedule_runs import ALL, groups, schedules
+
 from unlatch.errors import ScheduleError
 from unlatch.schedule import (
     UNIT,
