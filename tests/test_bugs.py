@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as schedules
 import unlatch
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
-from unlatch.errors import DataError, PeerLost, TransportError
+from unlatch.errors import DataError, PeerLost, StageFailed, TransportError
 from unlatch.runtime.mail import FORWARD, Message
 from unlatch.runtime.wire import open_envelope, seal
 
@@ -99,3 +99,15 @@ def test_stopped_ranks_returned_no_results_without_an_error():
     ranks.close(force=True)
     with pytest.raises(PeerLost, match="start new ranks"):
         ranks.run(int)
+
+
+@pytest.mark.parametrize("method", ["dtr", "fr", "fdg", "pipedream"])
+def test_a_batch_that_changed_in_place_while_under_way_was_trained_on(method):
+    method = unlatch.methods.get(method, microbatches=1)
+    run = unlatch.parallelize(tanh_net(2), method, stages=2, loss_fn=mse_loss, optimizer=sgd, split=["1"])
+    data = vectors(3)
+    for x, y in data:
+        run.step(x, y)
+    data[-1][0].mul_(2)
+    with pytest.raises(StageFailed, match="in place"):
+        run.flush()

@@ -65,6 +65,10 @@ def test_data_is_read_on_the_first_rank_only(ranks2):
     same_everywhere(ranks2, edge_jobs.data_only_where_it_is_read)
 
 
+def test_memory_of_targets_may_be_reused(ranks2):
+    same_everywhere(ranks2, edge_jobs.reused_buffers)
+
+
 def test_evaluation_before_training(ranks2):
     model = conv_net().eval()
     expected = {"samples": 38.0, "loss": 0.0, "correct": 0.0}

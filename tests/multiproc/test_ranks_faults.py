@@ -124,6 +124,12 @@ def test_loss_that_is_not_a_number(ranks2, method):
     assert below.startswith("PeerLost: rank 1 (stage 1) stopped: the loss of batch 2")
 
 
+def test_wrong_batch_is_refused_before_anything_is_sent(ranks2):
+    below, above = ranks2.run(fault_jobs.reported, fault_jobs.bad_batch)
+    assert below.startswith("ShapeMismatch: every tensor of a batch must have the same number of samples")
+    assert above.startswith("PeerLost: rank 0 (stage 0) stopped: every tensor of a batch")
+
+
 def test_data_loader_that_raises(ranks2):
     pids = ranks2.run(os.getpid)
     with pytest.raises(UnlatchError, match="rank 0 raised OSError: the disk is gone"):

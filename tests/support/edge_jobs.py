@@ -51,6 +51,20 @@ def data_only_where_it_is_read(name: str) -> Outcome:
     return {"steps": steps, "state": state}
 
 
+def reused_buffers(name: str) -> Outcome:
+    """The caller keeps one buffer for all targets, and writes the next batch into it as soon as step() returns."""
+    run, target = conv_run(name, 2), torch.zeros(8, dtype=torch.int64)
+    steps = []
+    with run:
+        for x, y in images([8] * 6):
+            target.copy_(y)
+            steps.append(run.step(x, target))
+            target.zero_()
+        steps += run.flush()
+        state = copied_state(run.module())
+    return {"steps": [(r.step, r.batch, r.loss) for r in steps], "state": state}
+
+
 def evaluates_first(name: str) -> dict[str, Any]:
     with conv_run(name, 2) as run:
         before = copied_state(run.module())

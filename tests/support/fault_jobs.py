@@ -149,6 +149,17 @@ def becomes_nan(method: str) -> None:
         run.close()
 
 
+def bad_batch() -> None:
+    """As many targets as there are not samples."""
+    run = start("dtr", 2)
+    try:
+        x, y = vectors(1)[0]
+        run.step(x, y)
+        run.step(x, y[1:])
+    finally:
+        run.close()
+
+
 def raising_loader() -> Any:
     yield from vectors(3)
     raise OSError("the disk is gone")

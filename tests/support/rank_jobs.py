@@ -50,7 +50,7 @@ def conv_run(method: Any, stages: int, **options: Any) -> unlatch.Run:
     return unlatch.parallelize(conv_net(), method, stages=stages, **{**settings, **options})
 
 
-def train_conv(method: Any, stages: int, sizes: tuple[int, ...] = (12, 12, 12, 12, 12, 5), **options: Any) -> Outcome:
+def train_conv(method: Any, stages: int, sizes: tuple[int, ...] = (12, 12, 12, 5), **options: Any) -> Outcome:
     """Train on these batches and tell everything that must not depend on where it ran."""
     data, held_out = images(list(sizes)), images([7, 7, 3], seed=2)
     with conv_run(method, stages, **options) as run:
@@ -58,7 +58,7 @@ def train_conv(method: Any, stages: int, sizes: tuple[int, ...] = (12, 12, 12, 1
         steps = []
         for number, (x, y) in enumerate(data):
             steps.append(run.step(x, y))
-            if number == 2:
+            if number == 1:
                 evaluations.append(run.evaluate(held_out))
         steps += run.flush()
         evaluations.append(run.evaluate(held_out))

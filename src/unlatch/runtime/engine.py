@@ -156,6 +156,9 @@ class Engine:
     def _cut(self, x: Any, y: Any) -> list[Part]:
         """Cut a batch into micro-batches, each with its identity card."""
         total = batch_size(x)
+        if max(self.stages) < self.schedule.stages - 1:
+            # It leaves this process when the sender gets to it; by then the caller may use its memory for the next one.
+            y = map_tensors(Tensor.clone, y)
         pieces = split_batch((x, y), self.microbatches)
         self._in_update += 1
         ends = self._in_update == self.accumulate

@@ -6,7 +6,7 @@ Both executors drive this class, so whatever it computes is the same inline and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import NonFiniteLoss
+from ..errors import NonFiniteLoss, StageFailed
 from ..nn.inversion import invert_and_differentiate, is_reversible
 from ..nn.randomness import replayable
 from ..nn.split_backward import Pending, input_gradients
@@ -65,6 +65,7 @@ class _Kept:
     pending: Pending | None = None
     weights: list[Tensor] | None = None
     probe: Tree = None
+    stamps: tuple[int, ...] = ()
 
     @property
     def needs_old_weights(self) -> bool:
@@ -155,6 +156,7 @@ class Stage:
     def _keep_little(self, kept: _Kept) -> None:
         if self.recomputes:
             kept.nbytes = sum(t.nbytes for t in kept.inputs)
+            kept.stamps = _stamps(kept.inputs)
             return
         kept.probe = self.reconstruction.sample(kept.micro.id, unflatten(kept.spec, kept.inputs))
         kept.inputs = []
@@ -269,6 +271,7 @@ class Stage:
     def _roots(self, kept: _Kept, cotangent: Gradients | None) -> tuple[list[Tensor], Gradients]:
         """Where the backward starts: outputs that depend on something, with their gradients."""
         if self.recomputes:
+            _check_unchanged(kept)
             self.kept_bytes -= kept.nbytes
             with self._recording(kept), self._uncounted("backward"):
                 self._run_with_graph(kept)
@@ -372,6 +375,19 @@ class Stage:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cpu", torch.bfloat16) if self.options.precision == "bf16" else nullcontext()
+
+
+def _stamps(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """Torch's counters of in-place changes, which a tensor shares with all its views."""
+    return tuple(0 if t.is_inference() else t._version for t in tensors)
+
+
+def _check_unchanged(kept: _Kept) -> None:
+    if kept.stamps != _stamps(kept.inputs):
+        raise StageFailed(
+            f"the input of {kept.micro} was changed in place while the batch was under way: pass a fresh tensor, or a "
+            "copy, to every step()"
+        )
 
 
 def reverses(rules: Rules, index: int, stages: int, module: nn.Module) -> bool:
