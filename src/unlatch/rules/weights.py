@@ -103,7 +103,8 @@ class StashedWeights(WeightRule):
         def pack(t: Tensor) -> Tensor | _Saved:
             if meter is not None:
                 meter(t)
-            return t if t.untyped_storage().data_ptr() in storages else _Saved(t)
+            # Detached: some operations (convolutions) save the parameter itself, which `release` gives other storage.
+            return t.detach() if t.untyped_storage().data_ptr() in storages else _Saved(t)
 
         def unpack(kept: Tensor | _Saved) -> Tensor:
             return kept.get() if isinstance(kept, _Saved) else kept
