@@ -65,6 +65,18 @@ def test_data_is_read_on_the_first_rank_only(ranks2):
     same_everywhere(ranks2, edge_jobs.data_only_where_it_is_read)
 
 
+def test_accumulation_with_flushes_in_between(ranks2):
+    found = same_everywhere(ranks2, edge_jobs.accumulates, names=[*NAMES, "pipedream-2bw", "adl"])
+    for outcome in found.values():
+        assert outcome["updates"] == [5, 5]
+        assert [batch for _, batch, _ in outcome["steps"]] == list(range(11))
+
+
+def test_leaving_with_batches_under_way(ranks2):
+    for left in ranks2.run(for_each, edge_jobs.leaves_early, NAMES):
+        assert left == {name: [] for name in NAMES}
+
+
 def test_memory_of_targets_may_be_reused(ranks2):
     same_everywhere(ranks2, edge_jobs.reused_buffers)
 

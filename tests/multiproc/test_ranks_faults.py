@@ -198,6 +198,13 @@ def test_results_that_cannot_travel(ranks2):
         ranks2.run(fault_jobs.returns_what_cannot_travel)
 
 
+def test_errors_that_cannot_travel(ranks2):
+    with pytest.raises(StageFailed, match="Odd: 1") as caught:
+        ranks2.run(fault_jobs.raises_what_cannot_travel)
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("raise Odd(1, 2)") == 1
+
+
 def test_time_is_up(ranks2):
     pids = ranks2.run(os.getpid)
     with pytest.raises(PeerLost, match=r"ranks \[0, 1\] did not finish within 1 s and were stopped"):

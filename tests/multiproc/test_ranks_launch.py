@@ -89,25 +89,29 @@ def test_functions_that_ranks_cannot_import(tmp_path):
     assert "importable" in done.stderr
 
 
-def test_launcher_that_is_killed(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_launcher_that_is_ended(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nimport fault_jobs, unlatch\n"
+        "import signal, sys\nimport fault_jobs, unlatch\n"
         "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without it\n"
         "    unlatch.launch(fault_jobs.train_forever, 2, args=(sys.argv[1],))\n"
     )
-    launcher = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment())
+    command = [sys.executable, str(script), str(tmp_path)]
+    launcher = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
     notes = [tmp_path / "pid0", tmp_path / "pid1"]
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while not all(note.exists() and note.read_text() for note in notes):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         pids = [int(note.read_text()) for note in notes]
         assert all(psutil.pid_exists(pid) for pid in pids)
     finally:
-        launcher.send_signal(signal.SIGKILL)
-        launcher.wait()
+        launcher.send_signal(how)
+        launcher.wait(30)
+    assert launcher.returncode == -how
     deadline = time.monotonic() + 5
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline, "ranks outlive their launcher"

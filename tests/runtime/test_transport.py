@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -97,6 +98,12 @@ def train(method="dtr", tamper=None, upwards=True, data=None, model=None):
     data, model = data or vectors(8), model or tanh_net(2)
     chosen = get(method, microbatches=1)
     ranks = [Rank(k, model, chosen, tamper if (k == 0) == upwards else None) for k in range(2)]
+    finish(ranks, data)
+    return ranks
+
+
+def finish(ranks, data):
+    """Connect two ranks and train until both are done."""
     for rank, other in (ranks, ranks[::-1]):
         rank.connect(other)
     threads = [threading.Thread(target=rank.train, args=(data,)) for rank in ranks]
@@ -105,7 +112,6 @@ def train(method="dtr", tamper=None, upwards=True, data=None, model=None):
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive(), "a rank hangs"
-    return ranks
 
 
 def is_header(tensor):
@@ -188,6 +194,28 @@ def test_a_broken_connection_names_the_peer(wire):
     ranks = train("dtr", At(4, lambda h: [GONE]))
     assert isinstance(ranks[1].error, PeerLost)
     assert "rank 0 is gone (Connection closed by peer)" in str(ranks[1].error)
+
+
+@pytest.mark.parametrize(("method", "under_way"), [("bp", 1), ("pipedream", 2), ("dtr", 3), ("fdg", 3)])
+def test_a_fast_sender_is_held_back_by_the_schedule(wire, method, under_way):
+    """No more forwards are sent than backwards came back, plus what the schedule allows: memory stays flat."""
+    model, up, down, most = tanh_net(2), [0], [0], [0]
+    model[1].register_forward_hook(lambda *_: time.sleep(0.01))
+
+    def count(tensor):
+        up[0] += 1
+        most[0] = max(most[0], up[0] - down[0])
+        return [tensor]
+
+    def answer(tensor):
+        down[0] += 1
+        return [tensor]
+
+    chosen = get(method, microbatches=1)
+    ranks = [Rank(0, model, chosen, count), Rank(1, model, chosen, answer)]
+    finish(ranks, vectors(12))
+    assert [rank.error for rank in ranks] == [None, None]
+    assert 1 <= most[0] <= under_way
 
 
 def test_large_tensors_travel_beside_the_header(wire):

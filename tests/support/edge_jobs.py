@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,27 @@ def reused_buffers(name: str) -> Outcome:
         steps += run.flush()
         state = copied_state(run.module())
     return {"steps": [(r.step, r.batch, r.loss) for r in steps], "state": state}
+
+
+def accumulates(name: str) -> Outcome:
+    """Three batches per update; the pipeline is emptied in the middle of an accumulation, twice, and goes on."""
+    data = images([8] * 11)
+    steps = []
+    with conv_run(unlatch.methods.get(name, accumulate=3, microbatches=2), 2) as run:
+        for part in (data[:4], data[4:9], data[9:]):
+            steps += feed(run, part)
+            steps += run.flush()  # nothing is left to do
+        state = copied_state(run.module())
+        updates = [s.updates for s in run.statistics()]
+    return {"steps": [(r.step, r.batch, r.loss) for r in steps], "updates": updates, "state": state}
+
+
+def leaves_early(name: str) -> list[str]:
+    """Close a run with batches under way, and say which of its threads are left."""
+    with conv_run(name, 2) as run:
+        for x, y in images([8] * 3):
+            run.step(x, y)
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("unlatch")]
 
 
 def evaluates_first(name: str) -> dict[str, Any]:

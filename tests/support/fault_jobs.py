@@ -213,6 +213,17 @@ def crosses(stages: int) -> Outcome:
     return survives(method, stages, "", 0, None, 60.0)
 
 
+class Odd(Exception):
+    """Cannot be unpickled: it takes two arguments and keeps one."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one)
+
+
+def raises_what_cannot_travel() -> None:
+    raise Odd(1, 2)
+
+
 def returns_what_cannot_travel() -> Any:
     return lambda: None
 
