@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..methods import DTRP, Method
+from ..methods import DTRP, AuxNet, LayerPipe, Method
 from ..methods import get as get_method
 from ..nn.chain import Block, Model, as_module, chain, cut
-from ..nn.chain_check import check_chain
+from ..nn.chain_check import check_chain, ties
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan, make_plan, profile
+from ..plan.auxnet_partition import auxnet_split
 from ..runtime.health import Health
 from ..runtime.mail import ACK, BACKWARD, EVALUATE, FORWARD, Mail, Message
-from ..runtime.placement import place
 from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
 from ..runtime.updating import Optimizer
@@ -29,6 +29,8 @@ from ..runtime.world import World, current_world
 from .batching import Compensation
 from .build import Blueprint, build_engine
 from .compensation import choose_compensation
+from .layer_plan import plan_layers, rank_stages, with_delays
+from .layerpipe import message_peers
 from .reversal import check_reversal
 from .run import Run
 
@@ -101,6 +103,7 @@ def parallelize(
     blocks = chain(model)
     if plan is None:
         plan = _plan(blocks, chosen, stages, split, sample, precision, world)
+    chosen = with_delays(chosen, plan)
     check_chain(blocks, model, plan.starts, sample[0] if sample is not None else None)
     stored = check_reversal(blocks, plan.starts, chosen.rules(), sample[0] if sample is not None else None)
     chosen, note = _decide_compensation(chosen, blocks, plan, sample, loss_fn, world)
@@ -113,7 +116,7 @@ def parallelize(
         precision=precision,
         seed=seed,
     )
-    homes = place(stages, world.size, plan.stage_costs)
+    homes = rank_stages(plan, stages, world.size)
     mean_loss = loss_reduction == "mean"
     run = _connect(Blueprint(model, chosen, blocks, plan, options, homes, world, mean_loss, sample), stall_limit)
     run.notes += [n for n in (plan.note, note, stored) if n]
@@ -147,9 +150,15 @@ def _plan(
     world: World,
 ) -> Plan:
     """Only rank 0 measures: two measurements never agree, and all ranks must cut alike."""
+    if isinstance(method, LayerPipe) and method.places_tasks:
+        found = plan_layers(blocks, method, stages, split, sample, precision) if world.rank == 0 else None
+        return world.broadcast(found)  # type: ignore[return-value]
     costs = None
     if world.rank == 0 and split == "auto" and sample is not None and 1 < stages < len(blocks):
         costs = profile(blocks, sample[0], precision=precision)
+        if isinstance(method, AuxNet) and not ties(blocks):
+            # A stage pays for the network that predicts its input as well.
+            split = auxnet_split(blocks, sample[0], stages, method.depth, costs)
     return world.broadcast(make_plan(blocks, stages, costs=costs, recompute=method.recomputes, split=split))
 
 
@@ -196,9 +205,10 @@ def _connect(blueprint: Blueprint, stall_limit: float) -> Run:
     method, world, homes = blueprint.method, blueprint.world, blueprint.homes
     mine = homes[world.rank]
     links: dict[int, Link] = {}
+    rank_of = {stage: rank for rank, stages in enumerate(homes) for stage in stages}
 
     def forward_to(message: Message) -> None:
-        links[world.rank + (1 if message.stage > mine[-1] else -1)].send(message)
+        links[rank_of[message.stage]].send(message)
 
     # Each forward under way is paid back by a backward; evaluation has at most one batch per rank under way.
     credits = max(method.schedule(len(blueprint.plan.starts)).delay(0) + 1, blueprint.parts, world.size) + 1
@@ -207,15 +217,20 @@ def _connect(blueprint: Blueprint, stall_limit: float) -> Run:
     health = None
     if world.group is not None:
         health = Health(world.name, world.rank, world.size, lambda r: _describe(homes[r]), mail.fail, stall_limit)
-        for peer in (world.rank - 1, world.rank + 1):
-            if 0 <= peer < world.size:
-                links[peer] = Link(peer, world.group, mail, health, _sent_by(peer, world.rank))
+        tasks = message_peers(blueprint)
+        for peer in range(world.size):
+            kinds = (*_sent_by(peer, world.rank), *tasks.get(peer, ()))
+            if abs(peer - world.rank) == 1 or peer in tasks:
+                links[peer] = Link(peer, world.group, mail, health, kinds)
     compensation = Compensation(method.compensate if isinstance(method, DTRP) and method.compensate != "auto" else 1)
     options, plan = blueprint.options, blueprint.plan
     return Run(blueprint.model, method, plan, options, engine, world, list(links.values()), health, compensation)
 
 
 def _sent_by(peer: int, rank: int) -> tuple[str, ...]:
+    """Kinds of messages that only this neighbour sends."""
+    if abs(peer - rank) > 1:
+        return ()
     return (FORWARD, EVALUATE) if peer < rank else (BACKWARD, ACK)
 
 

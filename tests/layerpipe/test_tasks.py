@@ -1,0 +1,198 @@
+"""Tasks on processors follow the reference recursion with the planner's delays, wherever each gradient is computed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import unlatch
+from layerpipe_jobs import MIXED, UNIT, chain_costs, residual_net, tall_conv_net, task_plan
+from recording import Optimizers, Scripted, feed
+from small_nets import images, tanh_net, vectors
+from unlatch.errors import ConfigError, PlanError
+from unlatch.methods import LayerPipe
+from unlatch.plan import Plan
+from unlatch.plan.layerpipe import plan_layerpipe
+from unlatch.plan.task_plan import TaskPlan
+from unlatch.reference import SGD, recursion
+
+# By rows a matrix product may be summed up in another order. In these sizes that is all.
+ROUNDING = 1e-13
+
+
+def sgd_factory(sgd):
+    return lambda params: torch.optim.SGD(params, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov)
+
+
+def compare(model, plan, data, *, sgd=None, delays=None, tolerance=0.0, loss_fn=mse_loss, **options):
+    """Train, and compare every weight and loss with the recursion."""
+    sgd = sgd or SGD(0.05, momentum=0.9)
+    method = LayerPipe(mode=plan.mode, **{"microbatches": 1, **options})
+    m, per_update = method.microbatches, method.microbatches * method.accumulate
+    layers = [nn.Sequential(*model[start:end]) for start, end in plan.spans]
+    truth = recursion(
+        copy.deepcopy(layers),
+        [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)],
+        loss_fn,
+        sgd,
+        lambda k, i: max(0, i - (delays or plan.delays)[k]) // per_update,
+        per_update=per_update,
+    )
+    run = unlatch.parallelize(
+        model, method, stages=plan.processors, loss_fn=loss_fn, optimizer=sgd_factory(sgd), plan=plan
+    )
+    losses = [result.loss for result in feed(run, data)]
+    for k, layer in enumerate(layers):
+        for key, value in truth.weights[k][-1].items():
+            difference = (layer.get_parameter(key) - value).abs().max().item()
+            assert difference <= tolerance, (k, key, difference)
+    assert losses == pytest.approx([sum(truth.losses[i : i + m]) / m for i in range(0, len(data) * m, m)], rel=1e-12)
+    return run
+
+
+# Section 5.2 of the hand-worked tables: processors -> delays per layer.
+UNIT_DELAYS = {2: (2, 2, 0, 0), 3: (4, 3, 2, 0), 4: (6, 4, 2, 0), 6: (6, 3, 2, 1)}
+
+
+@pytest.mark.parametrize("mode", ["divisible", "atomic", "factor"])
+@pytest.mark.parametrize("processors", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("times", [UNIT, MIXED], ids=["U4", "H4"])
+def test_linear_layers_follow_the_recursion(times, processors, mode):
+    plan = task_plan(times, processors, mode)
+    planned = plan_layerpipe(chain_costs(times, mode), processors, mode).delays.gradient
+    if times == UNIT and processors > 1 and mode != "factor":
+        assert planned == UNIT_DELAYS[processors]
+    split = any(task.fraction != 1 for task in plan.tasks)
+    run = compare(tanh_net(4), plan, vectors(30, size=8), tolerance=ROUNDING if split else 0.0)
+    for stage in run.statistics():
+        assert stage.staleness == stage.predicted_staleness
+    # Merged layers share a delay, so per layer nothing else is trained than was planned.
+    expanded = [plan.delays[next(n for n, (a, b) in enumerate(plan.spans) if a <= k < b)] for k in range(4)]
+    assert tuple(expanded) == planned
+
+
+@pytest.mark.parametrize("processors", [2, 3, 4, 6])
+@pytest.mark.parametrize("mode", ["atomic", "factor"])
+def test_other_layers_are_rebuilt_elsewhere_and_follow_the_recursion_exactly(processors, mode):
+    compare(residual_net(4), task_plan(UNIT, processors, mode), vectors(14, size=8))
+
+
+def test_shared_input_gradients_of_large_layers_differ_by_rounding_only():
+    plan = task_plan(UNIT, 4, "divisible")
+    assert sum(task.fraction != 1 for task in plan.tasks) == 6
+    compare(tanh_net(4, width=96), plan, vectors(12, size=33, width=96), tolerance=1e-12)
+
+
+def test_convolutions_follow_the_recursion():
+    model = tall_conv_net().double()
+    data = [(x.double(), y) for x, y in images([6] * 10)]
+    cross_entropy = nn.functional.cross_entropy
+    for processors, mode in ((4, "atomic"), (6, "atomic"), (2, "divisible")):
+        compare(
+            copy.deepcopy(model), task_plan(UNIT, processors, mode), data, loss_fn=cross_entropy, tolerance=ROUNDING
+        )
+
+
+@pytest.mark.parametrize("g", [1, 3])
+@pytest.mark.parametrize("net", [tanh_net, residual_net])
+def test_late_weight_gradients_add_to_every_delay(net, g):
+    plan, later = task_plan(MIXED, 3, "atomic"), task_plan(MIXED, 3, "atomic", g=g)
+    # Weight gradients may come late, but not the merging of layers that depends on places alone.
+    assert later.delays == tuple(delay + g for delay in plan.delays)
+    compare(net(4), later, vectors(16, size=8), g=g)
+
+
+@settings(max_examples=25)
+@given(
+    times=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    processors=st.integers(1, 6),
+    mode=st.sampled_from(["divisible", "atomic", "factor"]),
+    m=st.integers(1, 3),
+    accumulate=st.integers(1, 2),
+    g=st.integers(0, 2),
+    data=st.data(),
+)
+def test_any_chain_on_any_number_of_processors(times, processors, mode, m, accumulate, g, data):
+    try:
+        plan = task_plan(times, processors, mode, g)
+    except PlanError:  # more processors than this chain has work for
+        return
+    sizes = data.draw(st.lists(st.integers(m, 9), min_size=2, max_size=8))
+    batches = [vectors(1, size, seed=n)[0] for n, size in enumerate(sizes * accumulate)]
+    sgd = SGD(0.03, momentum=0.9, nesterov=True)
+    # Parts of a batch are weighted by their size; the recursion knows only even ones.
+    batches = [(x[: len(x) // m * m], y[: len(y) // m * m]) for x, y in batches]
+    options = {"microbatches": m, "accumulate": accumulate, "g": g}
+    compare(tanh_net(len(times)), plan, batches, sgd=sgd, tolerance=ROUNDING, **options)
+
+
+# ------------------------------------------------------------------ weights
+
+
+def scripted_gradients(net, weights, processors, mode):
+    optimizers = Optimizers(Scripted)
+    plan = task_plan(UNIT, processors, mode)
+    method = LayerPipe(mode=mode, weights=weights, microbatches=1)
+    run = unlatch.parallelize(net(4), method, stages=processors, loss_fn=mse_loss, optimizer=optimizers, plan=plan)
+    feed(run, vectors(14, size=8))
+    return [torch.cat([t.flatten() for t in update]) for made in optimizers.made for update in made.gradients]
+
+
+@pytest.mark.parametrize(
+    ("net", "processors", "mode"), [(tanh_net, 4, "divisible"), (tanh_net, 6, "atomic"), (residual_net, 6, "atomic")]
+)
+def test_average_is_exact_for_constant_updates_here_and_elsewhere(net, processors, mode):
+    stash = scripted_gradients(net, "stash", processors, mode)
+    average = scripted_gradients(net, "average", processors, mode)
+    latest = scripted_gradients(net, "latest", processors, mode)
+    for one, other in zip(stash, average, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+    assert max((a - b).abs().max().item() for a, b in zip(stash, latest, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize("weights", ["stash", "latest", "average"])
+@pytest.mark.parametrize("net", [tanh_net, residual_net])
+def test_without_motion_all_weight_rules_give_the_gradient_of_backpropagation(net, weights):
+    for processors, mode in ((4, "atomic"), (6, "factor")):
+        model, data = net(4), vectors(12, size=8)
+        truth = copy.deepcopy(model)
+        plan = task_plan(UNIT, processors, mode)
+        compare(model, plan, data, sgd=SGD(0.0), weights=weights)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), truth.parameters(), strict=True))
+
+
+def test_old_weights_are_copied_only_where_they_are_needed():
+    """The first layer has no input gradient, so nobody needs its old weights."""
+    plan = task_plan(UNIT, 6, "atomic")
+    run = compare(tanh_net(4), plan, vectors(20, size=8))
+    copies = {s.stage: s.weight_copies for s in run.statistics()}
+    assert copies[0] == 0
+    assert max(copies.values()) >= 2
+
+
+# --------------------------------------------------------------------- plans
+
+
+def test_a_plan_survives_the_trip_through_text():
+    plan = task_plan(MIXED, 3, "divisible")
+    assert TaskPlan.from_json(plan.to_json()) == plan
+    assert "delay" in str(plan)
+
+
+def test_bad_plans_are_refused_before_training():
+    options = {"loss_fn": mse_loss, "optimizer": sgd_factory(SGD(0.1))}
+    with pytest.raises(PlanError, match="shared by rows"):
+        unlatch.parallelize(residual_net(4), LayerPipe(), stages=4, plan=task_plan(UNIT, 4, "divisible"), **options)
+    plain = Plan(("0", "1", "2", "3"), (0, 2), (1.0, 1.0), (1, 1))
+    with pytest.raises(PlanError, match="plan of tasks"):
+        unlatch.parallelize(tanh_net(4), LayerPipe(), stages=2, plan=plain, **options)
+    with pytest.raises(PlanError, match="would be idle"):
+        task_plan(UNIT, 12, "atomic")
+    with pytest.raises(ConfigError, match="beta"):
+        LayerPipe(mode="atomic", beta=0.9)
