@@ -18,11 +18,14 @@ of their own; the test set is used for the final runs only.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from accuracy_common import Study, decay_weights_only, print_table, triangular
 from common import write
@@ -37,6 +40,8 @@ from unlatch.models.residual import BasicBlock, conv_norm_relu
 from unlatch.nn.auxiliary import Border
 
 EPOCHS, BATCH, PROBE, RECALIBRATION = 8, 100, 40, 20
+FIGURES = Path(__file__).parent.parent / "docs" / "img"
+MEASURES = ("violation", "jump", "multiplier", "loss")
 UPDATES, TRIAL_SEED = 100 * EPOCHS, 100
 CUTS = {"K1": [], "K2": ["layer3.0"], "K3": ["layer2.0", "layer3.0"], "late": ["layer3.2"]}
 
@@ -132,7 +137,12 @@ def _scores(run: unlatch.Run, setting: Setting, loader: Loader, test: Loader) ->
         measured = run.method_statistics()
         scores["violation"] = [round(b.mean("violation", last=20), 3) for b in measured if b.records]
         scores["cosines"] = [[round(c, 3) for c in s.cosine_thirds()] for s in measured]
+        scores["borders"] = {s.stage: [_short(r) for r in s.records] for s in measured if s.records}
     return scores
+
+
+def _short(record: Any) -> list[float]:
+    return [record.update, *(float(f"{getattr(record, name):.3g}") for name in MEASURES)]
 
 
 def held_out(data_dir: str | None) -> tuple[TensorData, TensorData]:
@@ -153,9 +163,9 @@ def main() -> None:
     args = parser.parse_args()
     study = Study("auxnet_accuracy")
     if not args.table:
-        data = load("cifar10", args.data_dir, train_size=10_000)
+        data, trial = load("cifar10", args.data_dir, train_size=10_000), held_out(args.data_dir)
         runs = [(setting, seed, data) for seed in range(args.seeds) for setting in MAIN]
-        runs += [(setting, TRIAL_SEED, held_out(args.data_dir)) for setting in TRIALS]
+        runs += [(setting, TRIAL_SEED, trial) for setting in TRIALS]
         runs += [(setting, seed, data) for seed in range(args.seeds) for setting in FINAL]
         for setting, seed, chosen in runs:
             if args.only is None or setting.name.startswith(args.only):
@@ -164,10 +174,48 @@ def main() -> None:
 
 
 def report(study: Study) -> None:
-    """Print the table and write it with a plot."""
-    rows = study.summary(("setting",), {"setting": "bp"})
+    """Print the table and write it with two figures."""
+    rows = [row for row in study.summary(("setting",), {"setting": "bp"}) if not row["setting"].startswith("try")]
     print_table(rows)
+    for row in study.rows:
+        if row["setting"].startswith("try"):
+            print(f"{row['setting']:>28}  {row['accuracy']:.2f} on held-out training images")
     write("auxnet_accuracy", {"rows": rows, "command": "python benchmarks/auxnet_accuracy.py --data-dir DIR"})
+    FIGURES.mkdir(exist_ok=True)
+    _draw_accuracies(study, [row["setting"] for row in rows])
+    _draw_borders(study)
+
+
+def _draw_accuracies(study: Study, settings: list[str]) -> None:
+    figure, axes = plt.subplots(figsize=(7, 0.35 * len(settings) + 1))
+    for height, setting in enumerate(reversed(settings)):
+        values = [row["accuracy"] for row in study.rows if row["setting"] == setting]
+        axes.barh(height, statistics.mean(values), color="tab:blue" if "auxnet" in setting else "lightgrey")
+        axes.plot(values, [height] * len(values), "k.", markersize=4)
+    axes.set_yticks(range(len(settings)), reversed(settings))
+    axes.set_xlabel("test accuracy in % (bar: mean, dots: seeds)")
+    figure.tight_layout()
+    figure.savefig(FIGURES / "auxnet-accuracy.svg")
+    plt.close(figure)
+
+
+def _draw_borders(study: Study) -> None:
+    """The measurements at each border of one run at K=3."""
+    row = next((row for row in study.rows if row["setting"] == "K3 auxnet" and "borders" in row), None)
+    if row is None:
+        return
+    figure, axes = plt.subplots(1, len(MEASURES), figsize=(12, 2.6))
+    for column, (name, plot) in enumerate(zip(MEASURES, axes, strict=True), start=1):
+        for border, records in row["borders"].items():
+            plot.plot([r[0] for r in records], [r[column] for r in records], label=f"border {border}")
+        plot.set_title(name)
+        plot.set_xlabel("update")
+        if name == "jump":
+            plot.set_yscale("log")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(FIGURES / "auxnet-borders.svg")
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..errors import ConfigError
 from ..rules.border import BorderRule
-from ..rules.ramp import Ramp, check_ramp, value_at
+from ..rules.ramp import Ramp, as_ramp, check_ramp, value_at
 from .local import Local
 
 __all__ = ["BorderMethod"]
@@ -73,6 +73,8 @@ class BorderMethod(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for what in ("beta", "true_share", "echo"):
+            object.__setattr__(self, what, as_ramp(getattr(self, what)))
         check_ramp(f"{self.name}: beta", self.beta, 0.0, open_low=True)
         check_ramp(f"{self.name}: true_share", self.true_share, 0.0, high=1.0)
         check_ramp(f"{self.name}: echo", self.echo, 0.0, high=1.0)

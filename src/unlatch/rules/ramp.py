@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from ..errors import ConfigError
 
-__all__ = ["Ramp", "check_ramp", "value_at"]
+__all__ = ["Ramp", "as_ramp", "check_ramp", "value_at"]
 
 Ramp = float | tuple[tuple[int, float], ...]
 
@@ -27,6 +27,17 @@ def value_at(ramp: Ramp, update: int) -> float:
         if update < end:
             return low + (high - low) * (update - start) / (end - start)
     return float(ramp[-1][1])
+
+
+def as_ramp(ramp: object) -> Ramp:
+    """The same with tuples for lists, as settings files write them.
+
+    >>> as_ramp([[0, 1.0], [10, 2.0]])
+    ((0, 1.0), (10, 2.0))
+    """
+    if isinstance(ramp, list | tuple):
+        ramp = tuple(tuple(point) if isinstance(point, list | tuple) else point for point in ramp)
+    return ramp  # type: ignore[return-value]
 
 
 def check_ramp(name: str, ramp: Ramp, low: float, *, open_low: bool = False, high: float | None = None) -> None:
