@@ -20,7 +20,7 @@ __all__ = ["costs", "curves", "timeline"]
 # Distinguishable with any kind of colour vision (Okabe and Ito).
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 _KINDS = {"F": "#56B4E9", "B": "#E69F00", "I": "#E69F00", "W": "#F0D58C", "A": "#CC79A7", "U": "#333333"}
-_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "A": "auxiliary", "U": "update"}
+_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "A": "local", "U": "update"}
 _GREY = "#666666"
 
 
