@@ -72,6 +72,10 @@ def train_tasks(net: str, times: Sequence[int], processors: int, mode: str, **op
     pictures, sizes = net in ("conv", "norm"), (12, 12, 12, 12, 12, 5)
     model = NETS[net]() if pictures else NETS[net](len(times))
     data = images(list(sizes)) if pictures else [vectors(1, size, seed=n)[0] for n, size in enumerate(sizes)]
+    if mode == "stages":
+        where: dict[str, Any] = {"split": [str(n) for n in range(1, processors)]}
+    else:
+        where = {"plan": task_plan(times, processors, mode, options.get("g", 0))}
     with unlatch.parallelize(
         model,
         LayerPipe(mode=mode, **{"microbatches": 2, **options}),
@@ -80,8 +84,8 @@ def train_tasks(net: str, times: Sequence[int], processors: int, mode: str, **op
         optimizer=momentum_sgd,
         lr_scheduler=falling_lr,
         clip_grad_norm=0.5,
-        plan=task_plan(times, processors, mode, options.get("g", 0)),
         seed=3,
+        **where,
     ) as run:
         steps, evaluations = [], []
         for number, (x, y) in enumerate(data):
