@@ -24,6 +24,7 @@ from ..rules.bundle import Rules
 from ..rules.weights import GivenWeights, weight_rule, weights_at
 from .metering import PeakMeter, Scale
 from .micro import Micro
+from .observer import Observer
 from .reconstruction import Reconstruction
 from .updating import Optimizer, Updater
 
@@ -120,6 +121,7 @@ class Stage:
         self.kept_bytes = self.peak_bytes = self.peak_versions = 0
         self.stored_bytes = self.most_in_flight = 0
         self.reconstruction = Reconstruction()
+        self.observer: Observer | None = None
         self._hands_down_input = hands_down_input
         self._kept: dict[int, _Kept] = {}
         self._statistics = frozen_statistics(module)
@@ -142,16 +144,22 @@ class Stage:
         kept = _Kept(micro, self.version, [t.detach() for t in leaves], spec)
         if self.recomputes or self.reverses:
             with torch.no_grad(), self._forward_weights(kept), self._uncounted("forward"):
+                self._observe(kept, target)
                 outputs = self._run(kept)
             self._keep_little(kept)
         else:
             with self._forward_weights(kept), self._recording(kept):
+                self._observe(kept, target)
                 outputs = self._run_with_graph(kept, target)
         self._kept[micro.id] = kept
         self._count(kept.nbytes)
         self.stored_bytes = max(self.stored_bytes, self.kept_bytes)
         self.most_in_flight = max(self.most_in_flight, len(self._kept))
         return None if self.last else map_tensors(Tensor.detach, outputs)
+
+    def _observe(self, kept: _Kept, target: Tree) -> None:
+        if self.observer is not None:
+            self.observer.forward(self, kept.micro, unflatten(kept.spec, kept.inputs), target)
 
     def _keep_little(self, kept: _Kept) -> None:
         if self.recomputes:
@@ -347,6 +355,8 @@ class Stage:
     def update(self) -> None:
         """Apply the gradients collected since the last update."""
         batches, self._batches = self._batches, 0
+        if self.observer is not None:
+            self.observer.update(self, batches)
         waiting = [kept for kept in self._kept.values() if kept.needs_old_weights]
         previous = [p.data for p in self.params] if self.lag else []
         if waiting or self.lag:
