@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 
 import pytest
 
+import fault_jobs
 import rank_jobs
 import unlatch
 
@@ -43,3 +45,18 @@ def test_the_comparison_sees_small_differences():
     one = rank_jobs.train_conv("dtr", 2)
     other = rank_jobs.train_conv("dtr", 2, seed=4)
     assert {"steps", "evaluations", "0.1.running_mean", "3.3.weight"} <= set(rank_jobs.differences(one, other))
+
+
+def test_two_runs_at_the_same_time(ranks2, ranks4):
+    found = {}
+
+    def train(pool):
+        found[pool.size] = pool.run(fault_jobs.survives, "fdg", 4, "", 0, None, 60.0)
+
+    threads = [threading.Thread(target=train, args=(pool,)) for pool in (ranks2, ranks4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = fault_jobs.survives("fdg", 4, "", 0, None, 60.0)
+    assert all(rank_jobs.differences(expected, outcome) == [] for outcomes in found.values() for outcome in outcomes)

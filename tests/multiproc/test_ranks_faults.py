@@ -67,12 +67,13 @@ def test_user_code_that_raises(ranks2, tmp_path, what, at_stage):
     assert wreck.seconds < SOON
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3])
-def test_killed_rank(ranks4, tmp_path, victim):
-    wreck = Wreck(ranks4, tmp_path)
+@pytest.mark.parametrize(("pool", "victim"), [("ranks2", 0), ("ranks2", 1), ("ranks4", 1)])
+def test_killed_rank(request, tmp_path, pool, victim):
+    """The first, the last, or one between, of whom the farthest rank hears through its neighbour."""
+    wreck = Wreck(request.getfixturevalue(pool), tmp_path)
     error = wreck.run(PeerLost, "dtr", "kill", victim)
-    assert f"rank {victim} " in str(error)
-    assert wreck.reports.keys() == {0, 1, 2, 3} - {victim}
+    assert f"rank {victim} was killed by signal 9 (SIGKILL)" in str(error)
+    assert wreck.reports.keys() == set(range(wreck.pool.size)) - {victim}
     for report in wreck.reports.values():
         assert report.startswith("PeerLost: ")
         assert f"rank {victim} (stage {victim})" in report
@@ -90,6 +91,20 @@ def test_stopped_rank(ranks2, tmp_path):
     error = wreck.run(PeerLost, "dtr", "stop", 1, limit=LIMIT)
     assert f"rank 1 (stage 1) gave no sign of life for {LIMIT:g} s" in str(error)
     assert "stall_limit" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [("kill", "rank 1 was killed by signal 9"), ("stop", f"rank 1 (stage 1) gave no sign of life for {LIMIT:g} s")],
+)
+def test_rank_lost_while_the_others_wait_for_all(ranks2, what, text):
+    start = time.monotonic()
+    pids = ranks2.run(os.getpid)
+    with pytest.raises(PeerLost) as caught:
+        ranks2.run(fault_jobs.breaks_between_steps, what)
+    assert text in str(caught.value)
+    assert time.monotonic() - start < 3 * SOON
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
 def test_short_pause_changes_nothing(ranks2, tmp_path):
@@ -178,35 +193,20 @@ def test_ranks_with_different_numbers_of_batches(ranks2, steps, waiting, method)
     assert reports[waiting].startswith(f"PeerLost: rank {1 - waiting} (stage {1 - waiting}) has closed its run")
 
 
-def test_two_runs_at_the_same_time(ranks2, ranks4):
-    found = {}
-
-    def train(pool):
-        found[pool.size] = pool.run(fault_jobs.survives, "fdg", 4, "", 0, None, 60.0)
-
-    threads = [threading.Thread(target=train, args=(pool,)) for pool in (ranks2, ranks4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    expected = fault_jobs.survives("fdg", 4, "", 0, None, 60.0)
-    assert all(differences(expected, outcome) == [] for outcomes in found.values() for outcome in outcomes)
-
-
-def test_results_that_cannot_travel(ranks2):
+def test_results_that_cannot_travel(ranks1):
     with pytest.raises(ConfigError, match="cannot be sent back"):
-        ranks2.run(fault_jobs.returns_what_cannot_travel)
+        ranks1.run(fault_jobs.returns_what_cannot_travel)
 
 
-def test_errors_that_cannot_travel(ranks2):
+def test_errors_that_cannot_travel(ranks1):
     with pytest.raises(StageFailed, match="Odd: 1") as caught:
-        ranks2.run(fault_jobs.raises_what_cannot_travel)
+        ranks1.run(fault_jobs.raises_what_cannot_travel)
     text = "".join(traceback.format_exception(caught.value))
     assert text.count("raise Odd(1, 2)") == 1
 
 
-def test_time_is_up(ranks2):
-    pids = ranks2.run(os.getpid)
-    with pytest.raises(PeerLost, match=r"ranks \[0, 1\] did not finish within 1 s and were stopped"):
-        ranks2.run(fault_jobs.never_ends, timeout=1.0)
+def test_time_is_up(ranks1):
+    pids = ranks1.run(os.getpid)
+    with pytest.raises(PeerLost, match=r"ranks \[0\] did not finish within 1 s and were stopped"):
+        ranks1.run(fault_jobs.never_ends, timeout=1.0)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]

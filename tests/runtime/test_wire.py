@@ -96,7 +96,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(payload=trees)
 @example(payload={"a": [torch.zeros(1024) for _ in range(6)]})
 def test_any_tree_arrives_as_it_left(payload):

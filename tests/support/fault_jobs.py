@@ -149,6 +149,17 @@ def becomes_nan(method: str) -> None:
         run.close()
 
 
+def breaks_between_steps(what: str) -> None:
+    """One rank dies or stops while the other waits in an exchange between all ranks."""
+    rank = int(os.environ["RANK"])
+    with start("dtr", 2, limit=LIMIT) as run:
+        feed(run, vectors(3))
+        if rank == 1:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+        run.module()
+
+
 def bad_batch() -> None:
     """As many targets as there are not samples."""
     run = start("dtr", 2)

@@ -89,6 +89,7 @@ class Run:
         self._options = options
         self._engine = engine
         self._world = world
+        world.heed(engine.mail.failure)
         self._links = links
         self._health = health
         self._compensation = compensation
@@ -215,9 +216,7 @@ class Run:
 
     def _evaluate(self, route: dict[int, Any], loader: Loader | None) -> dict[str, float]:
         engine, above = self._engine, self._world.size - 1 - self._world.rank
-        return evaluate(
-            route, engine.schedule.stages, engine.mail, loader, behind=above, loss_fn=self._options.loss_fn
-        )
+        return evaluate(route, engine.schedule.stages, engine.mail, loader, behind=above, loss_fn=self._options.loss_fn)
 
     # ---------------------------------------------------------------- results
 

@@ -125,6 +125,10 @@ class Mail:
             self._ended.update(dict.fromkeys(kinds, error))
             self._arrival.notify_all()
 
+    def failure(self) -> UnlatchError | None:
+        """Why this rank cannot go on, if it cannot."""
+        return self._failure
+
     def fail(self, error: UnlatchError) -> None:
         """Make every present and future wait raise `error`; the first one counts."""
         with self._arrival:

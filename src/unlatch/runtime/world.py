@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
+import queue
+import threading
+import time
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+
+from ..errors import TransportError
 
 __all__ = ["World", "current_world"]
 
 T = TypeVar("T")
 # Idle time between steps is the user's business; stuck peers are found by heartbeats, not by this.
 _PATIENCE = timedelta(days=7)
+# Seconds until a broken connection has been explained.
+_EXPLANATION = 3.0
 
 
 class World:
@@ -27,14 +36,19 @@ class World:
         self.group = group
         self.rank = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
+        self._alarm: Callable[[], Exception | None] | None = None
         self.name = self.broadcast(uuid.uuid4().hex)
+
+    def heed(self, alarm: Callable[[], Exception | None]) -> None:
+        """Raise what `alarm` returns, if anything, instead of waiting on for a rank that is gone or stuck."""
+        self._alarm = alarm
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, by rank, on every rank."""
         if self.group is None:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
+        self._together(lambda: dist.all_gather_object(values, value, group=self.group))
         return values
 
     def broadcast(self, value: T) -> T:
@@ -42,9 +56,39 @@ class World:
         if self.group is None:
             return value
         box: list[Any] = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
+        self._together(lambda: dist.broadcast_object_list(box, src=0, group=self.group))
         result: T = box[0]
         return result
+
+    def _together(self, work: Callable[[], None]) -> None:
+        """Do a collective operation, which nothing can interrupt, on a thread, so that this one can hear the alarm."""
+        if self._alarm is None:
+            work()
+            return
+        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def attempt() -> None:
+            try:
+                work()
+                outcome.put(None)
+            except Exception as error:
+                outcome.put(error)
+
+        threading.Thread(target=attempt, name="unlatch-together", daemon=True).start()
+        error, deadline = None, math.inf
+        while time.monotonic() < deadline:
+            try:
+                error = outcome.get(timeout=0.2)
+            except queue.Empty:
+                pass
+            else:
+                if error is None:
+                    return
+                # The connection broke: those who watch will know in a moment whose fault it was.
+                deadline = time.monotonic() + _EXPLANATION
+            if (reason := self._alarm()) is not None:
+                raise reason
+        raise TransportError(f"an exchange between all ranks failed: {error}") from error
 
     def close(self) -> None:
         """Give the process group back."""
