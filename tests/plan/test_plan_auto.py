@@ -1,0 +1,148 @@
+"""The ranking of methods: every method of the library, with times, memory and risk that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from unlatch import methods
+from unlatch.api.auto import RISKS, plan_auto
+from unlatch.api.memory_model import device_bytes
+from unlatch.api.method_run import simulate_method
+from unlatch.config import from_mapping
+from unlatch.errors import PlanError
+from unlatch.methods import DTRP, LayerPipe, PipeDream
+from unlatch.plan.layer_costs import LayerCost
+from unlatch.plan.mac import mac_costs
+from unlatch.plan.networks import network_shapes
+from unlatch.schedule.channel import Channel
+from unlatch.schedule.simulator_stages import Machine
+from unlatch.schedule.stability import stability_limit
+
+LAYERS = [LayerCost(f"l{n}", 1, 1, 1, activation_bytes=80, weight_bytes=100) for n in range(8)]
+
+
+def test_every_method_is_ranked() -> None:
+    plan = plan_auto(LAYERS, 4, batch_size=64)
+    assert {one.method for one in plan.ranking} | set(plan.refused) == set(methods.names())
+    assert not plan.refused
+    assert [one.key for one in plan.ranking] == sorted(one.key for one in plan.ranking)
+    assert all(one.risk in RISKS and one.why for one in plan.ranking)
+    json.dumps(plan.to_json(), allow_nan=False)
+
+
+def test_train_accepts_every_answer() -> None:
+    for one in plan_auto(LAYERS, 4, batch_size=64).ranking:
+        config = from_mapping({"model": {"name": "mlp"}, **one.to_config()})
+        chosen = methods.get(config.method.name, **config.method.options)
+        assert chosen.microbatches == one.options["microbatches"]
+        assert config.run.stages == one.stages
+        if one.split:
+            assert len(config.run.split) == one.stages - 1
+
+
+def test_times_by_hand() -> None:
+    """23 units of work on 4 devices; every stage has two layers, 6 units, the first only 5."""
+    assert simulate_method("bp", LAYERS, 4).time_per_batch == 23
+    assert simulate_method("pipedream", LAYERS, 4).time_per_batch == 6
+    assert simulate_method(LayerPipe(microbatches=1), LAYERS, 4).time_per_batch == pytest.approx(23 / 4)
+    # With recomputation stages of two layers take 8, the last one 6.
+    assert simulate_method("dtr", LAYERS, 4).time_per_batch == pytest.approx(8)
+    gpipe = simulate_method(methods.get("gpipe", microbatches=8), LAYERS, 4)
+    assert gpipe.time_per_batch == pytest.approx((8 + 3) * 6 / 8, rel=0.03)
+
+
+def test_microbatches_share_the_costs() -> None:
+    whole = simulate_method(PipeDream(microbatches=1), LAYERS, 4)
+    parts = simulate_method(PipeDream(microbatches=4), LAYERS, 4)
+    assert parts.time_per_batch == pytest.approx(whole.time_per_batch)
+    assert (whole.gaps, parts.gaps) == ((3, 2, 1, 0), (3, 2, 1, 0))
+
+
+def test_memory_by_hand() -> None:
+    """Two stages of four layers, 400 bytes of weights each; weight, gradient and momentum make 1200."""
+
+    def memory(method: object, **settings: float) -> list[float]:
+        return device_bytes(simulate_method(method, LAYERS, 2, split=["l4"]), **settings)  # type: ignore[arg-type]
+
+    # Kept by a stage: the inputs of its layers, 3 x 80 (the data count nothing unless given) and 4 x 80.
+    assert memory(PipeDream(microbatches=1)) == [1200 + 400 + 2 * 240, 1200 + 320]
+    assert memory(PipeDream(microbatches=1), input_bytes=10, optimizer_slots=0) == [800 + 400 + 2 * 250, 800 + 320]
+    # One stashed version only if a micro-batch spans an update.
+    assert memory(PipeDream(microbatches=2)) == [1200 + 400 + 2 * 120, 1200 + 160]
+    # Inputs of the stage in flight (the data), and one graph at work.
+    assert memory(methods.get("dtr", microbatches=1)) == [1200 + 240, 1200 + 320]
+    assert memory(DTRP(microbatches=1)) == [1200 + 400 + 240, 1200 + 320]
+    assert memory("petra")[0] <= memory("dsp")[0]
+    placed = simulate_method(LayerPipe(microbatches=1), LAYERS, 2)
+    assert sum(device_bytes(placed)) > 2 * 1200
+
+
+def test_a_memory_limit_moves_methods_down() -> None:
+    free = plan_auto(LAYERS, 4)
+    least = min(one.memory_bytes for one in free.ranking)
+    tight = plan_auto(LAYERS, 4, memory_limit=least)
+    assert tight.best.fits
+    assert tight.best.memory_bytes == least
+    over = [one for one in tight.ranking if not one.fits]
+    assert over
+    assert tight.ranking[-len(over) :] == tuple(over)
+    assert all(one.why.startswith("needs ") for one in over)
+
+
+def test_risk_comes_from_the_stability_limit() -> None:
+    found = {one.method: one for one in plan_auto(LAYERS, 4, batch_size=64).ranking}
+    assert found["1f1b"].risk == "exact"
+    assert found["dgl"].risk == "other gradient"
+    parts = found["pipedream"].options["microbatches"]
+    assert found["pipedream"].stability == stability_limit(3, nesterov=True, microbatches=parts)
+    # The planner's own delays per layer, not those of stages.
+    run = simulate_method("layerpipe", LAYERS, 4, batch_size=64)
+    worst = max(run.gaps)
+    limit = stability_limit(worst, nesterov=True, microbatches=run.microbatches)
+    assert found["layerpipe"].stability == pytest.approx(limit)
+    assert found["layerpipe"].staleness == worst / run.microbatches
+
+
+def test_risky_methods_come_after_harmless_ones() -> None:
+    plan = plan_auto(mac_costs(network_shapes("resnet50"), batch=64), 16, batch_size=64, nesterov=False)
+    risks = [one.risk for one in plan.ranking]
+    first_risky = next(n for n, risk in enumerate(risks) if risk not in ("exact", "about bp"))
+    assert all(risk not in ("exact", "about bp") for risk in risks[first_risky:])
+
+
+def test_slow_links_favour_fewer_bytes() -> None:
+    """Where messages take far longer than the work, one device alone is best, and pipelines gain nothing."""
+    slow = Machine(Channel(bandwidth=0.5))
+    assert simulate_method("pipedream", LAYERS, 4, machine=slow).speedup < 1
+    assert simulate_method("pipedream", LAYERS, 4, machine=Machine(Channel(bandwidth=1e9))).speedup > 3.8
+
+
+def test_speeds_and_a_given_split() -> None:
+    run = simulate_method("pipedream", LAYERS, 2, split=["l2"], machine=Machine(speeds=(1, 3.6)))
+    assert run.time_per_batch == pytest.approx(5)
+    assert run.split == ("l2",)
+    for wrong, message in ((["l9"], "no layer is called"), (["l3", "l1"], "order"), (["l1", "l2", "l3"], "only 3")):
+        with pytest.raises(PlanError, match=message):
+            simulate_method("pipedream", LAYERS, 3, split=wrong)
+
+
+def test_more_devices_than_layers() -> None:
+    plan = plan_auto(LAYERS[:2], 4, methods=["pipedream", "layerpipe"])
+    found = {one.method: one for one in plan.ranking}
+    assert found["pipedream"].stages == 2
+    assert "only 2 of 4 devices used" in found["pipedream"].why
+    assert found["layerpipe"].stages == 4
+
+
+def test_table_and_errors() -> None:
+    lines = plan_auto(LAYERS, 2, methods=["bp", "pipedream"]).table()
+    assert lines[0].startswith("method")
+    assert len(lines) == 3
+    with pytest.raises(PlanError, match="at least 1 device"):
+        simulate_method("bp", LAYERS, 0)
+    refused = plan_auto(LAYERS, 4, methods=["bp"])
+    assert refused.best.method == "bp"
+    assert math.isfinite(refused.best.stability)
