@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from ..runtime.world import World
 from . import snapshot
 from .advice import advise_method
 from .batching import Compensation
+from .probe import Comparison, GradientProbe
 from .reversal import TOLERANCE, ReconstructionWatch
 from .statistics import StageStatistics, gather_statistics
 
@@ -242,6 +243,21 @@ class Run:
     def method_statistics(self) -> list[Any]:
         """What the method measured about itself, for every stage, on every rank; empty for most methods."""
         return sorted((s for part in self._world.gather(self._engine.method_statistics()) for s in part), key=_by_stage)
+
+    def probe_gradients(
+        self,
+        *,
+        at: Collection[int] | None = None,
+        every: int | None = None,
+        on_found: Callable[[list[Comparison]], None] | None = None,
+    ) -> GradientProbe:
+        """From now on compare the gradients of some updates with exact backpropagation; inline runs only.
+
+        **Arguments:** `at`: numbers of updates; or `every`: so many updates. `on_found`: called with each result.
+
+        **Returns:** the probe; its `found` lists all comparisons.
+        """
+        return GradientProbe(self._engine, at=at, every=every, on_found=on_found)
 
     # ------------------------------------------------------------- checkpoint
 

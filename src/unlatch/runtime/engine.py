@@ -122,6 +122,11 @@ class Engine:
         self._restart()
         return finished
 
+    @property
+    def next_update(self) -> int:
+        """The first update that no batch fed so far contributes to."""
+        return self._update + (self._in_update > 0)
+
     def counters(self) -> dict[str, int]:
         """How far the run is; meaningful only while the pipeline is empty."""
         return {"batches": self.batches, "micros": self._origin, "updates": self._update}
