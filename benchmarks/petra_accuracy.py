@@ -38,8 +38,14 @@ CUTS = {
     11: [f"layer{group}.{block}" for group in (1, 2, 3) for block in range(3)] + ["head"],
 }
 CANDIDATES = {
-    4: (PETRA(microbatches=4), PETRA(microbatches=4, predict="geometric"), PETRA(microbatches=8)),
-    11: (PETRA(microbatches=8), PETRA(microbatches=8, predict="geometric"), PETRA(microbatches=16)),
+    "digits": {
+        4: (PETRA(microbatches=4), PETRA(microbatches=4, predict="geometric"), PETRA(microbatches=8)),
+        11: (PETRA(microbatches=8), PETRA(microbatches=8, predict="geometric"), PETRA(microbatches=16)),
+    },
+    "cifar10": {
+        4: (PETRA(microbatches=4, predict="geometric"), PETRA(microbatches=8)),
+        11: (PETRA(microbatches=8, predict="geometric"), PETRA(microbatches=16)),
+    },
 }
 
 
@@ -91,13 +97,13 @@ def cifar10(data_dir: str | None) -> Task:
     unused[kept] = False
     training = whole.take(kept)
     rest = whole.take(unused.nonzero().squeeze(1)).subset(5_000)
-    return Task("cifar10", training, test, training, rest, {"stem_stride": 2}, 10, 100, 4)
+    return Task("cifar10", training, test, training, rest, {"stem_stride": 2}, 10, 100, 3)
 
 
 def choose(study: Study, task: Task, stages: int) -> Method:
     """The candidate with the best accuracy on held-out training images, by one short run each with another seed."""
     found: dict[Method, float] = {}
-    for method in CANDIDATES[stages]:
+    for method in CANDIDATES[task.name][stages]:
         key = {"task": task.name, "phase": "choice", "stages": stages, "method": _describe(method), "seed": CHOICE_SEED}
         found[method] = study.run(key, partial(task.accuracy, method, stages, CHOICE_SEED, choosing=True))["accuracy"]
     return max(found, key=lambda method: found[method])
@@ -150,7 +156,7 @@ def main() -> None:
     study = Study("petra_accuracy")
     rows = []
     for task in tasks(args.data_dir):
-        methods = {1: get("bp"), **{stages: choose(study, task, stages) for stages in CANDIDATES}}
+        methods = {1: get("bp"), **{stages: choose(study, task, stages) for stages in TARGETS}}
         for seed in range(SEEDS):
             for stages, method in methods.items():
                 key = {"task": task.name, "phase": "test", "stages": stages, "method": _describe(method), "seed": seed}
