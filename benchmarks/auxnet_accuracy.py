@@ -164,9 +164,8 @@ def main() -> None:
     study = Study("auxnet_accuracy")
     if not args.table:
         data, trial = load("cifar10", args.data_dir, train_size=10_000), held_out(args.data_dir)
-        runs = [(setting, seed, data) for seed in range(args.seeds) for setting in MAIN]
-        runs += [(setting, TRIAL_SEED, trial) for setting in TRIALS]
-        runs += [(setting, seed, data) for seed in range(args.seeds) for setting in FINAL]
+        runs = [(setting, TRIAL_SEED, trial) for setting in TRIALS]
+        runs += [(setting, seed, data) for seed in range(args.seeds) for setting in (*MAIN, *FINAL)]
         for setting, seed, chosen in runs:
             if args.only is None or setting.name.startswith(args.only):
                 study.run({"setting": setting.name, "seed": seed}, partial(train, setting, chosen, seed))
