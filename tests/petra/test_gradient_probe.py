@@ -150,7 +150,7 @@ def test_results_are_told_as_they_come() -> None:
     assert [sorted({c.update for c in part}) for part in told] == [[2], [5]]
     assert [*told[0], *told[1]] == probe.found
     names = as_metrics(told[0])
-    assert len(names) == 3 * 2 * 3
+    assert len(names) == 1 + 3 * 2 * 3
     assert {"probe/stage0/forward/cosine", "probe/stage2/current/relative_error"} <= set(names)
 
 

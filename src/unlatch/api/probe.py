@@ -56,10 +56,11 @@ class Comparison:
 def as_metrics(found: Sequence[Comparison]) -> dict[str, float]:
     """The numbers of one update under names for a logger.
 
-    >>> list(as_metrics([Comparison(0, 2, "forward", 1.0, 1.0, 0.0)]))[0]
-    'probe/stage2/forward/cosine'
+    >>> list(as_metrics([Comparison(0, 2, "forward", 1.0, 1.0, 0.0)]))[:2]
+    ['probe/update', 'probe/stage2/forward/cosine']
     """
-    return {
+    numbers: dict[str, float] = {"probe/update": found[0].update} if found else {}
+    return numbers | {
         f"probe/stage{c.stage}/{c.reference}/{name}": getattr(c, name)
         for c in found
         for name in ("cosine", "norm_ratio", "relative_error")
