@@ -218,3 +218,18 @@ def test_failures_name_their_layer():
     x, y = vectors(1)[0]
     with pytest.raises(unlatch.errors.StageFailed, match="stage 0 failed in the forward of batch 0"):
         run.step(x[:, :3], y)
+
+
+def test_batches_that_change_while_under_way_are_refused():
+    plan = task_plan(UNIT, 6, "atomic")
+    method = LayerPipe(mode="atomic", microbatches=1)
+    run = unlatch.parallelize(tanh_net(4), method, stages=6, loss_fn=mse_loss, optimizer=plain_sgd, plan=plan)
+    x, y = vectors(1)[0]
+
+    def reuse_memory():
+        for _ in range(9):
+            run.step(x, y)
+            x.add_(1.0)
+
+    with pytest.raises(unlatch.errors.StageFailed, match="changed in place"):
+        reuse_memory()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..nn.linear_map import LinearMap
-from ..nn.tree import Tree
+from ..nn.tree import Tree, map_tensors
 from ..plan.task_routes import Place, rows
 from ..schedule import Kind
 from .exchange import Exchange
@@ -80,8 +80,13 @@ class Processor:
         self.face.peak_bytes = max(self.face.peak_bytes, self.face.kept_bytes + self.exchange.desk.peak_bytes)
 
     def feed(self, micro: Micro, x: Tree, y: Tree) -> None:
-        """Give the first processor a micro-batch."""
-        self.exchange.deliver("input/0", micro, lambda user: (x, y if user == self.number else None))
+        """Give the first processor a micro-batch. What travels is copied: the caller may use its memory again."""
+        target = map_tensors(Tensor.clone, y)
+
+        def given(user: int) -> Tree:
+            return (x, target) if user == self.number else (map_tensors(Tensor.clone, x), None)
+
+        self.exchange.deliver("input/0", micro, given)
 
     # ----------------------------------------------------------------- the order of work
 
