@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from . import bench, check, compare, export, methods, train
+from . import bench, check, compare, export, methods, plan, simulate, train
 from .failures import ReadableErrors
 
 __all__ = ["app", "main"]
 
 #: In the order in which `unlatch --help` lists them; a command is called like its module.
-COMMANDS = (train, compare, bench, check, export, methods)
+COMMANDS = (train, compare, plan, simulate, bench, check, export, methods)
 
 app = typer.Typer(
     name="unlatch",

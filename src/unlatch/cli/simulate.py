@@ -1,0 +1,95 @@
+"""`unlatch simulate`: methods in virtual time, on any number of devices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..api.method_run import MethodRun, simulate_method
+from ..report.sweep import SweepRow, draw_sweep, parse_counts, sweep, write_sweep
+from ..report.timeline import save_timeline
+from ..report.timeline_page import timeline_html
+from ..report.trace import write_trace
+from ..schedule.channel import Channel
+from ..schedule.simulator_stages import Machine
+from .console import emit_json, people
+from .costs import CostSource, layer_costs
+
+__all__ = ["command"]
+
+
+def command(
+    conf: Annotated[Path | None, typer.Argument(metavar="[CONF.toml]", help="Settings: simulate this model.")] = None,
+    costs: Annotated[Path | None, typer.Option(metavar="FILE", help="Layers as JSON: name, F, D, G, ... each.")] = None,
+    network: Annotated[str | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
+    cost_model: Annotated[str | None, typer.Option(help="mac or systolic; for a model: measured or mac.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per batch of a published network.")] = 64,
+    array: Annotated[int, typer.Option(min=1, help="Rows and columns of a systolic array.")] = 128,
+    processors: Annotated[str, typer.Option(help="Devices: 4, 2..64, 1,2,4 or 2..64*2.")] = "4",
+    methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")] = "pipedream",
+    batches: Annotated[int | None, typer.Option(min=1, help="Batches; by default enough for a steady state.")] = None,
+    bandwidth: Annotated[float, typer.Option(help="Bytes per unit of time of every link.")] = math.inf,
+    latency: Annotated[float, typer.Option(help="Time a message travels.")] = 0.0,
+    overlapped: Annotated[bool, typer.Option(help="Whether messages travel beside the computation.")] = True,
+    jitter: Annotated[float, typer.Option(min=0.0, help="Relative standard deviation of every time.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Timeline, or curves of a sweep, as PNG or SVG.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Timeline as a page with zoom and hover.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Timeline for Perfetto.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="The rows as CSV.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data are; also UNLATCH_DATA.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """Simulate methods and report time, utilisation, staleness, memory and traffic.
+
+    \b
+    unlatch simulate --processors 2..64*2 --methods pipedream,layerpipe,petra,1f1b,zb-h2 --picture sweep.png
+    unlatch simulate conf.toml --processors 4 --methods dtrp --html timeline.html --trace trace.json
+
+    Pictures of time show the first method on the first number of devices; with several numbers --picture draws curves.
+    """
+    if network is None and costs is None and conf is None:
+        network = "vgg16"
+    layers, samples = layer_costs(CostSource(costs, network, conf, cost_model, batch, array, data_dir))
+    machine = Machine(Channel(bandwidth, latency, overlapped), jitter=jitter, seed=seed)
+    counts = parse_counts(processors)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    rows = sweep(layers, counts, names, batches=batches, batch_size=samples, machine=machine)
+    if csv is not None:
+        write_sweep(csv, rows)
+    if picture is not None and len(counts) > 1:
+        draw_sweep(rows).savefig(picture)
+    if html is not None or trace is not None or (picture is not None and len(counts) == 1):
+        one = simulate_method(names[0], layers, counts[0], batches=batches, batch_size=samples, machine=machine)
+        _draw(one, picture if len(counts) == 1 else None, html, trace)
+    if as_json:
+        emit_json({"rows": [asdict(row) for row in rows]})
+    else:
+        people().print("\n".join(_lines(rows)))
+
+
+def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path | None) -> None:
+    title = f"{run.method.name}, {run.devices} devices (simulated)"
+    source: Any = run.simulation.timeline
+    if picture is not None:
+        save_timeline(picture, source, title=title)
+    if html is not None:
+        html.write_text(timeline_html(source, title=title), encoding="utf-8")
+    if trace is not None:
+        write_trace(trace, source)
+
+
+def _lines(rows: list[SweepRow]) -> list[str]:
+    lines = [
+        f"{'method':14} {'devices':>7} {'time/batch':>12} {'speed-up':>9} {'utilisation':>11} {'late':>6}  bytes sent"
+    ]
+    for row in rows:
+        lines.append(
+            f"{row.method:14} {row.processors:>7} {row.time_per_batch:>12.6g} {row.speedup:>8.2f}x "
+            f"{row.utilisation:>11.1%} {row.staleness:>6.2f}  {row.communication_bytes:,.6g}"
+        )
+    return lines
