@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from ..api import Epoch, Run, StageStatistics, StepResult
+from ..api.probe import Comparison, as_metrics
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io import checkpoint
 from ..io.metrics import Metrics
+from ..report.probe import probe_figure, read_probe
 from ..runtime.events import Event, bubble
 from .brief import Brief, loaders, make_run
 from .console import people
@@ -38,6 +40,7 @@ class Order:
     - `save_every`: epochs between checkpoints; 0 for one at the end only. Each empties the pipeline.
     - `people_on_stderr`: whether stdout belongs to a machine.
     - `silent`: show nothing.
+    - `probe_every`: updates between comparisons of the gradients with backpropagation; 0 for none.
     """
 
     folder: str
@@ -45,6 +48,7 @@ class Order:
     save_every: int = 0
     people_on_stderr: bool = False
     silent: bool = False
+    probe_every: int = 0
 
     @property
     def last(self) -> Path:
@@ -98,6 +102,7 @@ class _Session:
         self.bubbles: list[list[float]] = []
         self.stages: list[dict[str, Any]] = []
         self.special: dict[str, float] = {}
+        self.probed: list[dict[str, float]] = []
         self._since = time.perf_counter()
         self._step = 0
         self._source: Stoppable | None = None
@@ -106,6 +111,8 @@ class _Session:
         start = time.perf_counter()
         if self.order.resume:
             self._resume(train)
+        if self.order.probe_every:
+            self.run.probe_gradients(every=self.order.probe_every, on_found=self._on_probe)
         left = self.brief.config.run.epochs - self.run.epochs
         stop = stop_file(self.order.folder)
         self._source = Stoppable(train, stop) if train is not None else None
@@ -151,6 +158,16 @@ class _Session:
         self.display.step(result)
         if self.metrics is not None and result.loss is not None:
             self.metrics.log(result.step, {"train/loss": result.loss})
+        self._log_probes()
+
+    def _on_probe(self, found: list[Comparison]) -> None:
+        # A probe speaks in the middle of a step; metrics are written at its end.
+        self.probed.append({"probe/update": found[0].update, **as_metrics(found)} if found else {})
+
+    def _log_probes(self) -> None:
+        for numbers in self.probed if self.metrics is not None else ():
+            self.metrics.log(self._step, numbers)  # type: ignore[union-attr]
+        self.probed = []
 
     def _on_epoch(self, epoch: Epoch) -> None:
         stopped = agree(self._source is not None and self._source.stopped)
@@ -194,9 +211,12 @@ class _Session:
     def _close(self, status: str, seconds: float) -> dict[str, Any]:
         events = sorted((e for part in gather(self.run.events) for e in part), key=lambda e: e.start)
         summary = self._summary(status, seconds)
+        self._log_probes()
         if self.metrics is not None:
             folder = Path(self.order.folder)
             _write_events(folder / "events.jsonl", events)
+            if self.order.probe_every:
+                probe_figure(read_probe(folder)).savefig(folder / "probe.png", dpi=140)
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         return summary
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,12 @@ from .stopping import stopping_on_signals
 __all__ = ["command"]
 
 
+class Probe(StrEnum):
+    """What can be looked at while training."""
+
+    gradients = "gradients"
+
+
 @dataclass(frozen=True)
 class _Request:
     """The flags."""
@@ -41,6 +48,7 @@ class _Request:
     overwrite: bool
     resume: Path | None
     save_every: int
+    probe_every: int
     as_json: bool
 
 
@@ -62,6 +70,10 @@ def command(
     save_every: Annotated[
         int, typer.Option(metavar="EPOCHS", min=0, help="Checkpoint every so many epochs (it empties the pipeline).")
     ] = 0,
+    probe: Annotated[
+        Probe | None, typer.Option(help="Compare the method's gradients with backpropagation's; inline runs only.")
+    ] = None,
+    probe_every: Annotated[int, typer.Option(metavar="UPDATES", min=1, help="How often to compare.")] = 10,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON; progress goes to stderr.")
     ] = False,
@@ -72,13 +84,26 @@ def command(
     unlatch train conf.toml
     unlatch train conf.toml --method dtrp --stages 4 --processes 2 --set optimizer.lr=0.05
     unlatch train --resume runs/dtrp-1 --epochs 20
+    unlatch train conf.toml --method fdg --stages 4 --probe gradients
     torchrun --nproc-per-node 4 -m unlatch train conf.toml --stages 4
 
     The smallest settings file is two lines: [model] and name = "resnet20". Ctrl-C finishes the batch under way, writes
     a checkpoint and exits with code 130; a second one exits at once.
     """
     run = {"stages": stages, "processes": processes, "epochs": epochs}
-    request = _Request(conf, method, overrides or [], run, data_dir, out, overwrite, resume, save_every, as_json)
+    request = _Request(
+        conf=conf,
+        method=method,
+        overrides=overrides or [],
+        run=run,
+        data_dir=data_dir,
+        out=out,
+        overwrite=overwrite,
+        resume=resume,
+        save_every=save_every,
+        probe_every=probe_every if probe is not None else 0,
+        as_json=as_json,
+    )
     summary = _under_torchrun(request) if under_torchrun() else _here(request)
     if rank() == 0:
         _report(summary, as_json)
@@ -136,7 +161,15 @@ def _settings(request: _Request) -> tuple[Config, list[str]]:
         source = source or _newest_settings(folder.path)
     if source is None:
         raise ConfigError("which settings? Expected a TOML file: unlatch train conf.toml")
-    return read_settings(source, request.overrides, method=request.method, data_dir=request.data_dir, **request.run)
+    config, notes = read_settings(
+        source, request.overrides, method=request.method, data_dir=request.data_dir, **request.run
+    )
+    if request.probe_every and config.run.processes > 1:
+        raise ConfigError(
+            f"--probe needs the whole network in one process, not {config.run.processes}: add --processes 1; the "
+            "weights are the same, bit for bit"
+        )
+    return config, notes
 
 
 def _newest_settings(folder: Path) -> Path:
@@ -157,7 +190,13 @@ def _folder(request: _Request, config: Config) -> RunFolder:
 
 
 def _order(request: _Request, folder: RunFolder) -> Order:
-    return Order(str(folder.path), request.resume is not None, request.save_every, request.as_json)
+    return Order(
+        str(folder.path),
+        resume=request.resume is not None,
+        save_every=request.save_every,
+        people_on_stderr=request.as_json,
+        probe_every=request.probe_every,
+    )
 
 
 def _announce(console: Console, brief: Brief, notes: list[str], folder: RunFolder) -> None:

@@ -1,0 +1,53 @@
+"""The command line as a function: text in, exit code and text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unlatch.cli import app
+
+#: A run that takes a fraction of a second.
+SMALL = """
+[model]
+name = "mlp"
+[data]
+batch_size = 256
+[run]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def unlatch() -> Callable:
+    """Run a command in this process; threads are put back, since runs set them."""
+
+    def run(*arguments: object):
+        threads = torch.get_num_threads()
+        try:
+            result = CliRunner().invoke(app, [str(a) for a in arguments])
+        finally:
+            torch.set_num_threads(threads)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """Settings for a small run."""
+    path = tmp_path / "conf.toml"
+    path.write_text(SMALL)
+    return path

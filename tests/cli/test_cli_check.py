@@ -1,0 +1,144 @@
+"""`unlatch check`: what holds is called ok, what does not is called out, and what does not apply says why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from unlatch import methods
+from unlatch.cli import checks
+from unlatch.cli.brief import prepare
+from unlatch.cli.checks import equality, gradients, soundness, trajectory
+from unlatch.cli.checks.finding import find_out
+from unlatch.cli.checks.trial import Trial
+from unlatch.cli.settings import read_settings
+
+CHECKS = {
+    "one stage": equality.one_stage,
+    "zero": gradients.standing_still,
+    "exact": gradients.exact_method,
+    "definition": trajectory.definition,
+    "inverses": soundness.inverses,
+}
+
+
+def trial(model, method, *overrides, stages=2):
+    given = [f"model.name={model}", "data.batch_size=16", *overrides]
+    return Trial.of(prepare(read_settings(None, given, method=method, stages=stages)[0]))
+
+
+def findings(of: Trial) -> dict[str, checks.Finding]:
+    return {name: find_out(name, partial(look, of)) for name, look in CHECKS.items()}
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_keeps_its_promises(method):
+    found = findings(trial("mlp", method, stages=3))
+    assert {one.verdict for one in found.values()} <= {"ok", "not applicable"}, found
+    assert found["one stage"].verdict == "ok"
+
+
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1", "pipedream", "fdg", "dtrp"])
+def test_convolutions_and_batch_norm(method):
+    found = findings(trial("resnet8", method, "run.clip_grad_norm=0.5"))
+    assert {one.verdict for one in found.values()} <= {"ok", "not applicable"}, found
+    delayed = method in ("pipedream", "fdg", "dtrp")
+    assert found["definition"].verdict == ("ok" if delayed else "not applicable")
+
+
+def test_reversible_blocks_are_inverted():
+    found = findings(trial("revnet8", "petra"))
+    assert found["inverses"].verdict == "ok"
+    assert found["zero"].verdict == "ok", found["zero"]
+    assert "none of the 4 blocks" in find_out("x", partial(soundness.inverses, trial("mlp", "petra"))).text
+
+
+def test_other_optimizers_and_precision():
+    found = findings(trial("mlp", "dtr", "optimizer.name=AdamW", "run.precision=bf16"))
+    assert found["one stage"].verdict == "ok"
+    assert found["definition"].verdict == "not applicable"
+    assert "AdamW" in found["definition"].text
+
+
+def test_a_wrong_definition_is_noticed(monkeypatch):
+    sgd = trajectory._sgd
+    monkeypatch.setattr(trajectory, "_sgd", lambda of: replace(sgd(of), lr=0.11))
+    found = find_out("definition", partial(trajectory.definition, trial("mlp", "dtr")))
+    assert found.verdict == "differs"
+    assert "weights differ by" in found.text
+
+
+def test_a_wrong_gradient_is_noticed(monkeypatch):
+    true = gradients._true_gradients
+    monkeypatch.setattr(
+        gradients, "_true_gradients", lambda *a: [[[1.001 * g for g in u] for u in stage] for stage in true(*a)]
+    )
+    assert find_out("zero", partial(gradients.standing_still, trial("mlp", "fdg"))).verdict == "differs"
+
+
+def test_a_wrong_loop_is_noticed(monkeypatch):
+    loop = equality._plain_loop
+
+    def off(of):
+        losses, state = loop(of)
+        name = next(iter(state))
+        return losses, state | {name: torch.nextafter(state[name], torch.tensor(9.0))}
+
+    monkeypatch.setattr(equality, "_plain_loop", off)
+    found = find_out("one stage", partial(equality.one_stage, trial("mlp", "bp")))
+    assert found.verdict == "differs"
+
+
+def test_a_method_that_is_not_exact_is_noticed(monkeypatch):
+    monkeypatch.setattr(gradients, "_sees_the_batch", lambda model: None)
+    found = find_out("exact", partial(gradients.exact_method, trial("resnet8", "gpipe")))
+    assert found.verdict == "differs"
+
+
+DROPPING = """
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5)), nn.Linear(16, 10))
+
+def tied():
+    shared = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), shared, nn.Sequential(nn.ReLU(), shared), nn.Linear(64, 10))
+"""
+
+
+@pytest.fixture
+def user_models(tmp_path, monkeypatch):
+    (tmp_path / "checked_models.py").write_text(DROPPING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "checked_models", raising=False)
+
+
+def test_dropout_replays(user_models):
+    found = findings(trial("checked_models:model", "dtr"))
+    assert [found[name].verdict for name in ("one stage", "zero", "definition")] == ["ok"] * 3, found
+    found = findings(trial("checked_models:model", "gpipe"))
+    assert "dropout" in found["exact"].text
+
+
+def test_the_command(unlatch, conf):
+    result = unlatch("check", conf, "--method", "dtr", "--stages", 2, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["ok"] is True
+    verdicts = {one["check"]: one["verdict"] for one in report["findings"]}
+    held = {"machine", "chain", "one stage", "zero learning rate", "definition", "loopback", "two processes"}
+    assert {name for name, verdict in verdicts.items() if verdict == "ok"} == held
+
+
+def test_the_command_fails_where_the_model_cannot_be_cut(unlatch, conf, user_models):
+    conf.write_text(conf.read_text().replace('"mlp"', '"checked_models:tied"') + 'stages = 2\nsplit = ["2"]\n')
+    result = unlatch("check", conf)
+    assert result.exit_code == 1
+    assert "differs        chain" in result.stdout
+    assert "shared by block" in result.stdout

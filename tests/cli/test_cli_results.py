@@ -1,0 +1,109 @@
+"""`compare`, `export`, `bench`, and the demo: what can be done with finished runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from unlatch import demo, models
+from unlatch.report.comparison import comparison_table, rows_of
+from unlatch.report.record import Record
+
+
+@pytest.fixture
+def two_runs(unlatch, conf):
+    unlatch("train", conf, "--out", "plain")
+    unlatch("train", conf, "--method", "dtr", "--stages", 2, "--out", "late")
+
+
+def test_compare(unlatch, two_runs, tmp_path):
+    result = unlatch("compare", "plain", "late", "-o", "page.html")
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line}
+    assert rows["plain"][3] == "1.00"
+    assert "1 / 0" in result.stdout
+    page = (tmp_path / "page.html").read_text()
+    pictures = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", page)
+    assert len(pictures) == 3
+    assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_compare_as_json(unlatch, two_runs, tmp_path):
+    found = json.loads(unlatch("compare", "plain", "late", "--json", "--baseline", "late").stdout)
+    assert [row["label"] for row in found["rows"]] == ["plain", "late"]
+    assert found["rows"][1]["ratio"] == 1.0
+    assert found["baseline"] == "late"
+    assert unlatch("compare", "plain", "--baseline", "x").exit_code == 2
+
+
+def test_runs_of_the_same_name_are_told_apart(unlatch, conf):
+    for parent in ("a", "b"):
+        unlatch("train", conf, "--out", f"{parent}/run")
+    found = json.loads(unlatch("compare", "a/run", "b/run", "--json").stdout)
+    assert [row["label"] for row in found["rows"]] == ["a/run", "b/run"]
+    assert unlatch("compare", "a/run", "a/run").exit_code == 2
+
+
+def test_seeds_are_drawn_together_and_ratios_taken_within_turns(tmp_path):
+    def run(speed, accuracy):
+        stage = {"staleness": 1.0, "predicted_staleness": 1.0, "peak_bytes": 10, "weight_copies": 0}
+        return Record(tmp_path, {"samples_per_second": speed, "accuracy": accuracy, "bubble": 0.1, "stages": [stage]})
+
+    groups = {"base": [run(100, 0.9), run(10, 0.9), run(50, 0.9)], "fast": [run(200, 0.8), run(18, 1.0), run(80, 0.9)]}
+    base, fast = rows_of(groups, "base")
+    assert base.ratio == 1.0
+    assert fast.ratio == pytest.approx(1.8)
+    assert fast.accuracy == pytest.approx(0.9)
+    assert "90.0% (80.0%)" in comparison_table([fast]).text()
+
+
+def test_export_is_a_plain_state_dict(unlatch, two_runs, tmp_path):
+    result = unlatch("export", "late", "model.safetensors", "--json")
+    assert result.exit_code == 0, result.output
+    tensors = load_file(tmp_path / "model.safetensors")
+    model = models.build("mlp", widths=(64, 128, 128, 128, 10))
+    model.load_state_dict(tensors)
+    assert json.loads(result.stdout)["tensors"] == len(tensors)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert unlatch("export", "late", "model.safetensors").exit_code == 2
+    assert unlatch("export", "late/last", "model.safetensors", "--overwrite").exit_code == 0
+
+
+def test_bench_inline(unlatch, conf):
+    flags = ("--repeats", 2, "--steps", 3, "--warmup", 3, "--processes", 1, "--stages", 2, "--json")
+    result = unlatch("bench", conf, "--methods", "fdg, dtr", *flags)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["methods"]
+    assert list(found) == ["bp, one process", "fdg", "dtr"]
+    assert found["bp, one process"]["ratio"] == 1.0
+    assert all(len(row["measurements"]) == 2 and row["samples_per_second"] > 0 for row in found.values())
+
+
+def test_bench_on_two_processes(unlatch, conf):
+    result = unlatch("bench", conf, "--methods", "1f1b", "--stages", 2, "--repeats", 1, "--steps", 2)
+    assert result.exit_code == 0, result.output
+    assert "turn 1/1: bp, one process" in result.stdout
+    assert re.search(r"1f1b +[\d,]+ ", result.stdout)
+
+
+def test_the_demo(tmp_path, capsys):
+    threads = torch.get_num_threads()
+    try:
+        demo.main(["--seeds", "2", "--seconds", "0", "--epochs", "1", "--methods", "1f1b,dtr"])
+    finally:
+        torch.set_num_threads(threads)
+    text = capsys.readouterr().out
+    rows = [line for line in text.splitlines() if re.match(r"(bp, 1 process|1f1b|dtr) +\d", line)]
+    assert len(rows) == 3
+    assert "no further seeds" in text
+    assert "1 / 0" in rows[2]
+    out = tmp_path / "runs" / "demo"
+    assert (out / "report.html").stat().st_size > 50_000
+    assert {path.name for path in (out / "figures").iterdir()} == {"curves.png", "timeline.png", "costs.png"}
+    assert (out / "dtr-seed0" / "last" / "model.safetensors").exists()

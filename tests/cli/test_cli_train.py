@@ -1,0 +1,144 @@
+"""`unlatch train`: what it writes, what it says, and that continued and distributed runs are the same run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from unlatch import config
+from unlatch.io import metrics
+
+CONSTANT = ("--set", "schedule.name=constant", "--set", "optimizer.lr=0.05")
+
+
+def weights(folder):
+    return load_file(folder / "last" / "model.safetensors")
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def test_a_run_folder_holds_everything(unlatch, conf, tmp_path):
+    result = unlatch("train", conf, "--method", "dtr", "--stages", 2, "--epochs", 2, "--out", "run", "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    folder = tmp_path / "run"
+    assert summary["status"] == "finished"
+    assert summary["out"] == "run"
+    assert json.loads((folder / "summary.json").read_text()).items() <= summary.items()
+    assert 0.0 < summary["accuracy"] <= 1.0
+    assert [stage["staleness"] for stage in summary["stages"]] == [1.0, 0.0]
+    assert config.load(folder / "config.toml").method.name == "dtr"
+    assert json.loads((folder / "versions.json").read_text())["torch"]
+    rows = metrics.read(folder)
+    assert sum("train/loss" in row for row in rows) >= 10
+    assert [row["epoch/number"] for row in rows if "epoch/number" in row] == [1, 2]
+    last = rows[-1]
+    assert last["eval/accuracy"] == summary["accuracy"]
+    assert {"stage0/staleness", "stage0/bubble", "stage1/peak_bytes"} <= last.keys()
+    assert (folder / "metrics.csv").read_text().startswith("step,time,name,value\n")
+
+
+def test_events_are_those_of_all_stages_in_order_of_time(unlatch, conf, tmp_path):
+    unlatch("train", conf, "--method", "fdg", "--stages", 3, "--out", "run")
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert {event["stage"] for event in events} == {0, 1, 2}
+    assert [event["start"] for event in events] == sorted(event["start"] for event in events)
+    assert events[0]["start"] == 0.0
+    assert {event["kind"] for event in events} == {"F", "B", "U"}
+
+
+def test_plain_lines_without_a_terminal(unlatch, conf):
+    result = unlatch("train", conf, "--stages", 2, "--method", "pipedream", "--epochs", 2)
+    assert "epoch 1/2  loss " in result.stdout
+    assert "epoch 2/2  loss " in result.stdout
+    assert "\x1b[" not in result.stdout
+    assert "stage  blocks" in result.stdout
+    assert "a*  verdict" in result.stdout
+    assert "writing to runs/pipedream-1" in result.stdout
+
+
+def test_a_setting_that_loses_accuracy_is_named_with_its_cure(unlatch, conf):
+    flags = ("--set", "method.microbatches=1", "--set", "optimizer.nesterov=false")
+    result = unlatch("train", conf, "--method", "fdg", "--stages", 4, *flags)
+    assert "warning: stage 0 is 5 updates late" in result.stdout
+    assert "a large loss of accuracy is likely" in result.stdout
+    assert "as flags: --set method.microbatches=4 --set optimizer.nesterov=true" in result.stdout
+    cured = unlatch("train", conf, "--method", "fdg", "--stages", 4, "--set", "method.microbatches=4")
+    assert "warning" not in cured.output
+
+
+def test_another_method_drops_options_it_does_not_know(unlatch, conf):
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "dtrp"\ncompensate = 2\naccumulate = 2\n')
+    result = unlatch("train", conf, "--method", "fdg")
+    assert "note: fdg has no option compensate" in result.stdout
+    assert "FDG(microbatches=1, accumulate=2" in result.stdout
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_continued_run_is_the_run(unlatch, conf, tmp_path, epochs):
+    unlatch("train", conf, "--epochs", 3, "--out", "whole", *CONSTANT)
+    unlatch("train", conf, "--epochs", epochs, "--out", "parts", *CONSTANT)
+    result = unlatch("train", "--resume", "parts", "--epochs", 3)
+    assert result.exit_code == 0, result.output
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    steps = [row["step"] for row in metrics.read("parts") if "train/loss" in row]
+    assert steps == list(range(1, 19))
+
+
+def test_a_run_that_is_done_is_not_continued(unlatch, conf):
+    unlatch("train", conf, "--out", "run")
+    result = unlatch("train", "--resume", "run")
+    assert result.exit_code == 2
+    assert "raise --epochs" in result.stderr
+
+
+def test_settings_of_the_last_continuation_count(unlatch, conf, tmp_path):
+    unlatch("train", conf, "--out", "run", *CONSTANT)
+    unlatch("train", "--resume", "run", "--epochs", 2, "--set", "optimizer.lr=0.01")
+    assert config.load(tmp_path / "run" / "config-2.toml").optimizer.lr == 0.01
+    result = unlatch("train", "--resume", "run", "--epochs", 3)
+    assert result.exit_code == 0
+    assert config.load(tmp_path / "run" / "config-3.toml").optimizer.lr == 0.01
+
+
+def test_checkpoints_on_the_way_and_exact_methods_do_not_mind(unlatch, conf, tmp_path):
+    unlatch("train", conf, "--epochs", 2, "--out", "one", *CONSTANT)
+    unlatch("train", conf, "--epochs", 2, "--out", "two", "--save-every", 1, *CONSTANT)
+    assert same(weights(tmp_path / "one"), weights(tmp_path / "two"))
+
+
+def test_batch_compensation_reaches_the_end_of_its_learning_rate(unlatch, conf, tmp_path):
+    flags = ("--set", "method.compensate=2", "--set", "method.microbatches=1")
+    result = unlatch("train", conf, "--method", "dtrp", "--stages", 2, "--epochs", 2, "--out", "run", *flags)
+    assert result.exit_code == 0, result.output
+    state = json.loads((tmp_path / "run" / "last" / "state.json").read_text())["state"]
+    assert state["loop"]["updates"] == 6
+    assert state["groups"][0]["lr"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_gradients_are_probed(unlatch, conf, tmp_path):
+    flags = ("--probe", "gradients", "--probe-every", 2, "--out", "run")
+    result = unlatch("train", conf, "--method", "fdg", "--stages", 2, "--epochs", 2, *flags)
+    assert result.exit_code == 0, result.output
+    rows = [row for row in metrics.read("run") if "probe/update" in row]
+    assert [row["probe/update"] for row in rows] == [0, 2, 4, 6, 8, 10]
+    assert all(row["probe/stage0/forward/cosine"] == pytest.approx(1.0) for row in rows)
+    assert rows[-1]["probe/stage0/current/cosine"] < 1.0
+    assert (tmp_path / "run" / "probe.png").stat().st_size > 1000
+
+
+def test_two_processes_write_the_run_that_one_writes(unlatch, conf, tmp_path):
+    flags = ("--method", "dtrp", "--stages", 2, "--epochs", 2)
+    unlatch("train", conf, *flags, "--out", "one")
+    result = unlatch("train", conf, *flags, "--processes", 2, "--out", "two", "--json")
+    assert result.exit_code == 0, result.output
+    assert same(weights(tmp_path / "one"), weights(tmp_path / "two"))
+    assert {stage["rank"] for stage in json.loads(result.stdout)["stages"]} == {0, 1}
+    losses = [[row["train/loss"] for row in metrics.read(name) if "train/loss" in row] for name in ("one", "two")]
+    assert losses[0] == losses[1]
+    events = (tmp_path / "two" / "events.jsonl").read_text().splitlines()
+    assert len(events) == len((tmp_path / "one" / "events.jsonl").read_text().splitlines())
