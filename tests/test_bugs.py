@@ -111,3 +111,31 @@ def test_a_batch_that_changed_in_place_while_under_way_was_trained_on(method):
     data[-1][0].mul_(2)
     with pytest.raises(StageFailed, match="in place"):
         run.flush()
+
+
+def test_common_mistakes_are_answered_in_words():
+    """An optimizer instance, a plan of other stages, a loss per sample and odd loaders gave bare Python errors."""
+    from torch import nn
+
+    import unlatch
+    from unlatch.errors import ConfigError, DataError, PlanError, ShapeMismatch
+
+    def start(**changes):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        settings = {"stages": 2, "loss_fn": nn.functional.mse_loss, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
+        return unlatch.parallelize(model, "bp", **(settings | changes))
+
+    plan = start().plan
+    with pytest.raises(ConfigError, match="called once per stage"):
+        start(optimizer=torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    with pytest.raises(PlanError, match="2 stages, but stages=1"):
+        start(stages=1, plan=plan)
+    x, y = torch.zeros(4, 3), torch.zeros(4, 2)
+    with pytest.raises(ShapeMismatch, match="one number"):
+        start(loss_fn=lambda a, b: (a - b).square()).step(x, y)
+    with pytest.raises(DataError, match="pairs"):
+        start().fit([(x, y, y)])
+    with pytest.raises(DataError, match="no batch"):
+        start().fit([])
+    with pytest.raises(ConfigError, match="order="):
+        unlatch.methods.Compose().schedule(2)

@@ -190,10 +190,10 @@ def test_no_delay_no_warning(momentum: float, nesterov: bool) -> None:
     ("gaps", "changes"),
     [
         ([1, 0], ("nesterov=True",)),
-        ([3, 1, 0], ("microbatches=2", "nesterov=True", "predictor='geometric'")),
+        ([3, 1, 0], ("microbatches=2", "nesterov=True", "predict='geometric'")),
         ([5, 3, 1, 0], ("microbatches=4", "nesterov=True")),
         ([9, 7, 5, 3, 1, 0], ("microbatches=8", "nesterov=True")),
-        ([14, 12, 10, 8, 6, 4, 2, 0], ("microbatches=8", "nesterov=True", "predictor='geometric'")),
+        ([14, 12, 10, 8, 6, 4, 2, 0], ("microbatches=8", "nesterov=True", "predict='geometric'")),
     ],
 )
 def test_heavy_ball_is_cured_as_the_study_recommends(gaps: list[int], changes: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PlanError
 from ..methods import DTRP, AuxNet, LayerPipe, Method
 from ..methods import get as get_method
 from ..nn.chain import Block, Model, as_module, chain, cut
@@ -86,7 +86,7 @@ def parallelize(
     >>> [run.step(x, y).batch for _ in range(4)]
     [None, None, 0, 1]
     """
-    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, sample)
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, sample, optimizer)
     world = current_world(distributed)
     chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
     chosen.schedule(stages)
@@ -103,6 +103,10 @@ def parallelize(
     blocks = chain(model)
     if plan is None:
         plan = _plan(blocks, chosen, stages, split, sample, precision, world)
+    elif len(plan.starts) != stages:
+        raise PlanError(
+            f"the plan has {len(plan.starts)} stages, but stages={stages} was asked for: pass the same number"
+        )
     chosen = with_delays(chosen, plan)
     check_chain(blocks, model, plan.starts, sample[0] if sample is not None else None)
     stored = check_reversal(blocks, plan.starts, chosen.rules(), sample[0] if sample is not None else None)
@@ -126,7 +130,12 @@ def parallelize(
 
 
 def _check_arguments(
-    stages: int, precision: str, reduction: str, clip: float | None, sample: tuple[Tree, Tree] | None
+    stages: int,
+    precision: str,
+    reduction: str,
+    clip: float | None,
+    sample: tuple[Tree, Tree] | None,
+    optimizer: Any,
 ) -> None:
     if not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
@@ -136,6 +145,11 @@ def _check_arguments(
         raise ConfigError(f'loss_reduction must be "mean" or "sum", got {reduction!r}')
     if clip is not None and clip <= 0:
         raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
+    if not callable(optimizer):
+        raise ConfigError(
+            f"optimizer must be a function from parameters to an optimizer, called once per stage, got "
+            f"{type(optimizer).__name__}: pass functools.partial({type(optimizer).__name__}, lr=...)"
+        )
     if sample is not None and not (isinstance(sample, tuple | list) and len(sample) == 2):
         raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import UnlatchError
+from ..errors import DataError, UnlatchError
 from ..methods import Method
 from ..nn.chain import Model, as_module, state_names
 from ..nn.tree import Tree, batch_size
@@ -180,10 +180,18 @@ class Run:
             return
         if loader is None:
             raise UnlatchError("fit needs a loader on the rank that holds stage 0")
-        for x, y in loader:
-            unit = collect.add(x, y)
+        empty = True
+        for batch in loader:
+            empty = False
+            if not (isinstance(batch, tuple | list) and len(batch) == 2):
+                raise DataError(
+                    f"fit needs a loader of pairs (x, y), got {type(batch).__name__} from it; adapt the loader"
+                )
+            unit = collect.add(*batch)
             if unit is not None:
                 yield engine.step(*unit) or []
+        if empty:
+            raise DataError("the loader gave no batch: is it an iterator that was used up, or the data set empty?")
         rest = collect.rest()
         if rest is not None:
             yield engine.step(*rest) or []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import ConfigError
 from ..rules.bundle import Rules
 from ..schedule import Schedule
 from .base import Delayed
@@ -35,7 +36,7 @@ class Compose(Delayed):
 
     def schedule(self, stages: int) -> Schedule:
         if self.order is None:
-            raise ValueError("Compose needs order=, a function from the number of stages to a schedule")
+            raise ConfigError("Compose needs order=, a function from the number of stages to a schedule")
         return self.order(stages)
 
     def rules(self) -> Rules:

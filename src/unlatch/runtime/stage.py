@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import NonFiniteLoss, StageFailed
+from ..errors import NonFiniteLoss, ShapeMismatch, StageFailed
 from ..nn.inversion import invert_and_differentiate, is_reversible
 from ..nn.randomness import replayable
 from ..nn.split_backward import Pending, input_gradients
@@ -187,6 +187,11 @@ class Stage:
         return outputs
 
     def _checked_loss(self, loss: Tensor, micro: Micro) -> Tensor:
+        if loss.numel() != 1:
+            raise ShapeMismatch(
+                f"the loss must be one number, got a tensor of shape {tuple(loss.shape)} for {micro}: let loss_fn take "
+                "the mean (and say loss_reduction='sum' if it adds instead)"
+            )
         self.loss = value = float(loss.detach())
         if not math.isfinite(value):
             optimizer = self.updater.optimizer

@@ -280,7 +280,7 @@ def _changes(current: Cure, microbatches: int, nesterov: bool, predictor: str | 
     wanted = (
         (microbatches != current.microbatches, f"microbatches={microbatches}"),
         (nesterov != current.nesterov, "nesterov=True"),
-        (predictor != current.predictor, f"predictor={predictor!r}"),
+        (predictor != current.predictor, f"predict={predictor!r}"),
     )
     return tuple(text for differs, text in wanted if differs)
 
