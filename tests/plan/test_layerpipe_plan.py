@@ -9,7 +9,7 @@ from time import perf_counter
 import pytest
 from layerpipe_chains import MIXED, UNIT
 
-from unlatch.errors import PlanError
+from unlatch.errors import PlanError, ScheduleError
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
@@ -140,7 +140,7 @@ def test_wrong_arguments(count: int, mode: str, message: str) -> None:
 
 
 def test_a_link_needs_a_bandwidth() -> None:
-    with pytest.raises(PlanError, match="bandwidth above 0"):
+    with pytest.raises(ScheduleError, match="bandwidth above 0"):
         Channel(bandwidth=0)
 
 

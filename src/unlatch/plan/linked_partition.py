@@ -21,7 +21,7 @@ from .tasks import Item
 __all__ = ["cut_sizes", "linked_interval", "split_linked"]
 
 Vector = NDArray[np.float64]
-_PRECISION = 1e-10
+_PRECISION = 1e-9
 
 
 def cut_sizes(chain: Sequence[LayerCost], items: Sequence[Item]) -> list[float]:

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, gcd, lcm
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import PlanError
 from .layer_costs import LayerCost, as_chain
 from .layerpipe import LayerPipePlan, assemble
@@ -19,6 +22,8 @@ from .tasks import Item, Mode, Task, chain_items, check_mode
 
 __all__ = ["first_fit", "grain", "longest_first", "lower_bound", "place_items", "plan_list"]
 
+Vector = NDArray[np.float64]
+Choice = NDArray[np.intp]
 _ROUNDS = 24
 
 
@@ -51,34 +56,37 @@ def longest_first(sizes: Sequence[Fraction], processors: int) -> list[int]:
     >>> longest_first([Fraction(2), Fraction(3), Fraction(1)], 2)
     [1, 0, 1]
     """
+    scale = lcm(*(size.denominator for size in sizes))
+    whole = [int(size * scale) for size in sizes]
     homes = [0] * len(sizes)
-    bins = [(Fraction(0), processor) for processor in range(processors)]
-    for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
+    bins = [(0, processor) for processor in range(processors)]
+    for number in sorted(range(len(sizes)), key=lambda n: (-whole[n], n)):
         load, processor = bins[0]
         homes[number] = processor
-        heapq.heapreplace(bins, (load + sizes[number], processor))
+        heapq.heapreplace(bins, (load + whole[number], processor))
     return homes
 
 
 def first_fit(sizes: Sequence[Fraction], processors: int) -> list[int]:
-    """MULTIFIT: first-fit decreasing into bins of the smallest capacity at which it succeeds.
+    """MULTIFIT: first-fit decreasing into bins of the smallest capacity at which it succeeds, in floating point.
 
     >>> first_fit([Fraction(n) for n in (3, 3, 2, 2, 2)], 2)
     [0, 0, 1, 1, 1]
     """
     best = longest_first(sizes, processors)
-    high = _largest_load(sizes, best, processors)
-    low = max(sum(sizes, Fraction(0)) / processors, *sizes) if sizes else high
-    order = sorted(range(len(sizes)), key=lambda n: (-sizes[n], n))
+    items = np.array([float(size) for size in sizes])
+    order = np.argsort(-items, kind="stable")
+    high = float(np.bincount(best, items).max(initial=0.0))
+    low = max(float(items.sum()) / processors, float(items.max(initial=0.0)))
     for _ in range(_ROUNDS):
-        if low >= high:
+        if high - low <= 1e-12 * high:
             break
         capacity = (low + high) / 2
-        homes = _first_fit_decreasing(sizes, order, processors, capacity)
+        homes = _first_fit_decreasing(items, order, processors, capacity * (1 + 1e-12))
         if homes is None:
             low = capacity
         else:
-            best, high = homes, _largest_load(sizes, homes, processors)
+            best, high = homes, float(np.bincount(homes, items).max())
     return best
 
 
@@ -139,24 +147,14 @@ def grain(items: Sequence[Item]) -> Fraction:
     return Fraction(gcd(*(int(item.size * scale) for item in items)), scale)
 
 
-def _first_fit_decreasing(
-    sizes: Sequence[Fraction], order: Sequence[int], processors: int, capacity: Fraction
-) -> list[int] | None:
-    loads = [Fraction(0)] * processors
-    homes = [0] * len(sizes)
+def _first_fit_decreasing(items: Vector, order: Choice, processors: int, capacity: float) -> list[int] | None:
+    room = np.full(processors, capacity)
+    homes = np.zeros(len(items), dtype=np.intp)
     for number in order:
-        for processor, load in enumerate(loads):
-            if load + sizes[number] <= capacity:
-                loads[processor] += sizes[number]
-                homes[number] = processor
-                break
-        else:
+        fits = room >= items[number]
+        place = int(fits.argmax())
+        if not fits[place]:
             return None
-    return homes
-
-
-def _largest_load(sizes: Sequence[Fraction], homes: Sequence[int], processors: int) -> Fraction:
-    loads = [Fraction(0)] * processors
-    for size, home in zip(sizes, homes, strict=True):
-        loads[home] += size
-    return max(loads)
+        room[place] -= items[number]
+        homes[number] = place
+    return homes.tolist()

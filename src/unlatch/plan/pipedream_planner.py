@@ -29,7 +29,7 @@ __all__ = ["plan_pipedream", "plan_straight"]
 
 Table = NDArray[np.float64]
 Choice = NDArray[np.intp]
-_PRECISION = 1e-10
+_PRECISION = 1e-9
 
 
 def plan_straight(costs: Sequence[LayerCost], processors: int) -> PipeDreamPlan:
@@ -92,18 +92,27 @@ def _one_level(chain: Sequence[LayerCost], workers: int, bandwidth: float, repli
     work = np.concatenate([[0.0], np.cumsum([float(layer.work) for layer in chain])])
     weights = np.concatenate([[0.0], np.cumsum([float(layer.weight_bytes) for layer in chain])])
     cuts = np.array([0.0, *(_transfer(2 * layer.activation_bytes, bandwidth) for layer in chain[:-1])])
-    high = float(work[-1])
+
+    def within(limit: float) -> list[PipeDreamStage] | None:
+        usable = np.flatnonzero(cuts <= limit)
+        return _fewest_workers(work, weights, usable, limit, workers, workers if replicate else 1, bandwidth)
+
+    low, high = float(work[-1]) / workers, float(work[-1])
+    ideal = within(low)
+    if ideal is not None:
+        return ideal
+    # To begin with: one worker, or the best straight pipeline if its messages are fast enough.
     best = [PipeDreamStage(0, len(chain))]
-    low = high / workers
-    trial = low
+    straight = _finish(chain, workers, plan_straight(chain, workers).stages, bandwidth)
+    if straight.initiation_interval < high:
+        best, high = list(straight.stages), float(straight.initiation_interval)
     while high - low > _PRECISION * high:
-        widest = workers if replicate else 1
-        stages = _fewest_workers(work, weights, np.flatnonzero(cuts <= trial), trial, workers, widest, bandwidth)
+        trial = (low + high) / 2
+        stages = within(trial)
         if stages is None:
             low = trial
         else:
             best, high = stages, trial
-        trial = (low + high) / 2
     return best
 
 

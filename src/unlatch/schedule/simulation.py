@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from .actions import Action, Kind, Schedule
 from .runs import Streams, streams
 from .simulate import Timeline
-from .simulator_engine import execute
+from .simulator_engine import execute, no_collection
 from .simulator_stages import Machine, StageWork, jitter_factors, stage_graph
 from .simulator_streams import stage_streams
 
@@ -183,7 +183,8 @@ def simulate_schedule(
     parts = [microbatches] * batches
     updates = [microbatches * min(per_update, batches - n) for n in range(0, batches, per_update)]
     if devices is None:
-        followed: Streams = stage_streams(schedule, parts, per_update)
+        with no_collection():
+            followed: Streams = stage_streams(schedule, parts, per_update)
     else:
         followed = streams(schedule, parts, per_update, devices)
     return simulate_streams(followed, each, updates, machine, local=getattr(schedule, "independent", False))
@@ -205,8 +206,9 @@ def simulate_streams(
     - `local`: whether no gradient crosses a border.
     """
     machine = machine or Machine()
-    graph, numbers = stage_graph(streams, works, machine, local=local)
-    starts, ends = execute(graph, numbers, jitter_factors(machine, [len(stream) for stream in streams]))
+    with no_collection():
+        graph, numbers = stage_graph(streams, works, machine, local=local)
+        starts, ends = execute(graph, numbers, jitter_factors(machine, [len(stream) for stream in streams]))
     return Simulation(
         Timeline(streams, starts, ends),
         stages=len(works),

@@ -8,13 +8,27 @@ starts the next task of its stream as soon as it is free and all tokens are ther
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..errors import ScheduleError
 
-__all__ = ["Edge", "Graph", "execute"]
+__all__ = ["Edge", "Graph", "execute", "no_collection"]
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Pause the garbage collector: millions of small tuples without cycles make it search in vain again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .actions import Action, Kind
 from .channel import Channel
 from .simulate import Timeline
 from .simulation import Simulation
-from .simulator_engine import Edge, Graph, execute
+from .simulator_engine import Edge, Graph, execute, no_collection
 from .simulator_stages import Machine, jitter_factors
 
 __all__ = ["SlotEdge", "SlotTask", "simulate_slots", "slot_order"]
@@ -81,13 +81,15 @@ def simulate_slots(
         raise ScheduleError("tasks that are placed one by one use one kind of link: give one channel for all")
     if machine.speeds is not None and len(machine.speeds) != devices:
         raise ScheduleError(f"expected the speeds of {devices} devices, got {len(machine.speeds)}")
-    order = slot_order(tasks, batches, devices)
     times = [machine.time(task.time, task.device) for task in tasks]
     wires = [_edge(edge, tasks, devices, machine.channel) for edge in edges]
     graph = Graph(times, wires, lambda task, number: str(Action(tasks[task].kind, tasks[task].layer, number)))
-    numbers = [[number for number, _ in stream] for stream in order]
-    starts, ends = execute(graph, numbers, jitter_factors(machine, [len(stream) for stream in order]))
-    actions = [[Action(tasks[number].kind, tasks[number].layer, batch) for number, batch in stream] for stream in order]
+    with no_collection():
+        order = slot_order(tasks, batches, devices)
+        numbers = [[number for number, _ in stream] for stream in order]
+        starts, ends = execute(graph, numbers, jitter_factors(machine, [len(stream) for stream in order]))
+        of = [(task.kind, task.layer) for task in tasks]
+        actions = [[Action(*of[number], batch) for number, batch in stream] for stream in order]
     layers = 1 + max(task.layer for task in tasks)
     sent: dict[tuple[int, int], float] = {}
     for edge in edges:

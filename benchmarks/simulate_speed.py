@@ -1,0 +1,64 @@
+"""Claim: a million actions are simulated in under 10 s, on few devices or thousands.
+
+Generating the schedule, simulating it, and computing all figures of the summary are included.
+
+python benchmarks/simulate_speed.py [--actions 1000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+from common import write
+
+from unlatch.plan.layer_costs import LayerCost
+from unlatch.plan.layerpipe import plan_layerpipe
+from unlatch.plan.layerpipe_run import simulate_layerpipe
+from unlatch.schedule import ZBH2, OneFOneB, Schedule, one_f_one_b_async, ticked
+from unlatch.schedule.channel import Channel
+from unlatch.schedule.simulation import Simulation, simulate_schedule
+from unlatch.schedule.simulator_stages import Machine, StageWork
+
+WORK = StageWork(output_bytes=1e6, kept_bytes=4e6)
+MACHINE = Machine(Channel(bandwidth=1e9, latency=1e-3), jitter=0.05)
+
+
+def run(schedule: Schedule, actions: int, parts: int = 1) -> Simulation:
+    per_batch = schedule.stages * (parts * (3 if schedule.splits_backward else 2) + 1)
+    return simulate_schedule(schedule, WORK, batches=-(-actions // per_batch), microbatches=parts, machine=MACHINE)
+
+
+def run_layerpipe(actions: int) -> Simulation:
+    plan = plan_layerpipe([LayerCost(str(n), 1.0 + n % 3, 1.0 + n % 2, 1.0, 8, 4) for n in range(100)], 64)
+    return simulate_layerpipe(plan, -(-actions // len(plan.tasks)), exact=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--actions", type=int, default=1_000_000)
+    args = parser.parse_args()
+    cases: dict[str, Callable[[], Simulation]] = {
+        "pipedream, 16 devices": lambda: run(one_f_one_b_async(16), args.actions),
+        "ticked, 64 devices": lambda: run(ticked(64), args.actions),
+        "1f1b, 64 devices": lambda: run(OneFOneB(64), args.actions, parts=128),
+        "zb-h2, 64 devices": lambda: run(ZBH2(64), args.actions, parts=128),
+        "ticked, 4000 devices": lambda: run(ticked(4000), args.actions),
+        "layerpipe, 64 devices": lambda: run_layerpipe(args.actions),
+    }
+    found = {}
+    for name, case in cases.items():
+        start, cpu = time.perf_counter(), time.process_time()
+        simulation = case()
+        simulation.summary()
+        wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+        count = sum(map(len, simulation.timeline.streams))
+        found[name] = {"actions": count, "seconds": wall, "cpu_seconds": cpu, "per_million": 1e6 * wall / count}
+        print(f"{name:24} {count:>9} actions  {wall:6.2f} s  ({cpu:.2f} s of processor time)", flush=True)
+    command = f"python benchmarks/simulate_speed.py --actions {args.actions}"
+    print(write("simulate_speed", {"command": command, "cases": found}))
+
+
+if __name__ == "__main__":
+    main()
