@@ -41,9 +41,8 @@ def main() -> None:
     base = times["hand-written loop"]
     ratios = {n: spread([t / b for b, t in zip(base, values, strict=True)]) for n, values in times.items()}
     for name, r in ratios.items():
-        print(
-            f"{name:20} {1e3 * spread(times[name])['median']:8.1f} ms  {r['median']:.3f} [{r['min']:.3f}, {r['max']:.3f}]"
-        )
+        milliseconds = 1e3 * spread(times[name])["median"]
+        print(f"{name:20} {milliseconds:8.1f} ms  {r['median']:.3f} [{r['min']:.3f}, {r['max']:.3f}]")
     command = f"python benchmarks/inline_overhead.py --repeats {args.repeats} --steps {args.steps}"
     print(write("inline_overhead", {"ratio": ratios, "command": command}))
 

@@ -4,8 +4,8 @@ times as fast as torch.distributed.pipelining's 1F1B with 2, 4 or 8 micro-batche
 
     python benchmarks/pipeline_speed.py [--repeats 7] [--steps 12]
 
-Limits: two independent processes scale 2.0 on two free cores; dtr runs one stage's forward twice, which leaves 1.75 with
-the best cut. Rounds are interleaved: every round measures every candidate for a few steps.
+Limits: two independent processes scale 2.0 on two free cores; dtr runs one stage's forward twice, which leaves 1.75
+with the best cut. Rounds are interleaved: every round measures every candidate for a few steps.
 """
 
 from __future__ import annotations
@@ -157,11 +157,9 @@ def main() -> None:
     ratios = {n: [b / t for b, t in zip(base, times[n], strict=True)] for n in names}
     print(f"{'candidate':18} {'ms/step':>9} {'ratio to one-process BP (median, range)':>42}  cut")
     for name in names:
-        r = spread(ratios[name])
-        print(
-            f"{name:18} {1e3 * spread(times[name])['median']:9.1f} {r['median']:20.3f}  [{r['min']:.3f}, {r['max']:.3f}]"
-            f"{'':8} {starts[name] or ''}"
-        )
+        r, milliseconds = spread(ratios[name]), 1e3 * spread(times[name])["median"]
+        span = f"[{r['min']:.3f}, {r['max']:.3f}]"
+        print(f"{name:18} {milliseconds:9.1f} {r['median']:20.3f}  {span}        {starts[name] or ''}")
     result = {
         "seconds_per_step": {n: spread(t) for n, t in times.items()},
         "ratio": {n: spread(r) for n, r in ratios.items()},
