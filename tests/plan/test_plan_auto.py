@@ -6,6 +6,9 @@ import json
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layerpipe_chains import layers
 
 from unlatch import methods
 from unlatch.api.auto import RISKS, plan_auto
@@ -52,6 +55,14 @@ def test_times_by_hand() -> None:
     assert simulate_method("dtr", LAYERS, 4).time_per_batch == pytest.approx(8)
     gpipe = simulate_method(methods.get("gpipe", microbatches=8), LAYERS, 4)
     assert gpipe.time_per_batch == pytest.approx((8 + 3) * 6 / 8, rel=0.03)
+
+
+@given(layers(most=12), st.integers(1, 12), st.sampled_from(["pipedream", "dtr", "petra", "fdg", "dgl", "layerpipe"]))
+@settings(max_examples=60)
+def test_without_messages_the_busiest_device_sets_the_pace(costs: list[LayerCost], devices: int, name: str) -> None:
+    run = simulate_method(methods.get(name, microbatches=1), costs, devices)
+    busiest = max(run.simulation.timeline.busy) / len(run.simulation.groups)
+    assert run.time_per_batch == pytest.approx(busiest, rel=1e-9)
 
 
 def test_microbatches_share_the_costs() -> None:

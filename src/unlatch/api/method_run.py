@@ -149,7 +149,7 @@ def _placed(
 
 def _enough(flushes: bool, stages: int, parts: int) -> int:
     """Updates after which the middle half of the run is steady."""
-    return 6 if flushes else max(8, -(-(6 * stages + 16) // parts))
+    return 6 if flushes else max(8, -(-(10 * stages + 16) // parts))
 
 
 def _cut(chain: Sequence[LayerCost], stages: int, method: Method) -> list[int]:
