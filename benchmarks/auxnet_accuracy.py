@@ -11,7 +11,8 @@ network.
 Batch 100, one cycle to lr 0.1 with 20 % warm-up, Nesterov momentum 0.9, decay 5e-4 on weights, pad-4 crop and flip, one
 thread, inline (distributed runs give the same weights). The last weights are tested on all 10,000 test images: the
 serial network as it is and with batch norm recalibrated on 20 training batches, and the short path from AuxNet to last
-stage. Candidates for the late cut ("try ...") are compared on 5,000 training images outside of the 10,000, with a seed
+stage. Candidates for the late cut ("try ...") and a sweep of weights, AuxNet size and K over 4 epochs
+("sweep ...") are compared on 5,000 training images outside of the 10,000, with a seed
 of their own; the test set is used for the final runs only.
 """
 
@@ -44,6 +45,7 @@ FIGURES = Path(__file__).parent.parent / "docs" / "img"
 MEASURES = ("violation", "jump", "multiplier", "loss")
 UPDATES, TRIAL_SEED = 100 * EPOCHS, 100
 CUTS = {"K1": [], "K2": ["layer3.0"], "K3": ["layer2.0", "layer3.0"], "late": ["layer3.2"]}
+CUTS["K4"] = ["layer1.2", "layer2.1", "layer3.0"]
 
 
 def tiny(border: Border) -> nn.Module:
@@ -68,6 +70,7 @@ def ablations(cut: str, **options: Any) -> list[Setting]:
     return [whole, *(Setting(f"{cut} {a}", cut, options={**options, "ablation": a}) for a in ABLATIONS)]
 
 
+TRIED = ("try", "sweep")
 ABLATIONS = ("no-adjoint", "frozen", "shallow")
 MAIN = [Setting("bp", "K1", "bp"), *ablations("K2"), *ablations("K3")]
 TINY: dict[str, Any] = {"factory": tiny}
@@ -89,6 +92,21 @@ CANDIDATES = {
     },
 }
 TRIALS = [Setting(f"try {name}", "late", options=options) for name, options in CANDIDATES.items()]
+SWEPT: dict[str, dict[str, Any]] = {
+    "default": {},
+    "pull 3": {"pull": 3.0},
+    "pull 300": {"pull": 300.0},
+    "imitate 0.005": {"imitate": 0.005},
+    "imitate 0.5": {"imitate": 0.5},
+    "depth 2": {"depth": 2},
+    "shared at K=3": {"shared": True},
+    "K=4": {},
+}
+SWEEP_CUTS = {"shared at K=3": "K3", "K=4": "K4"}
+SWEEP = [
+    Setting("sweep bp", "K1", "bp", epochs=4),
+    *(Setting(f"sweep {name}", SWEEP_CUTS.get(name, "K2"), options=o, epochs=4) for name, o in SWEPT.items()),
+]
 FINAL = [Setting(f"late {name}", "late", options=CANDIDATES[name]) for name in ("shallow", "penalty")]
 
 
@@ -166,6 +184,7 @@ def main() -> None:
         data, trial = load("cifar10", args.data_dir, train_size=10_000), held_out(args.data_dir)
         runs = [(setting, TRIAL_SEED, trial) for setting in TRIALS]
         runs += [(setting, seed, data) for seed in range(args.seeds) for setting in (*MAIN, *FINAL)]
+        runs += [(setting, TRIAL_SEED, trial) for setting in SWEEP]
         for setting, seed, chosen in runs:
             if args.only is None or setting.name.startswith(args.only):
                 study.run({"setting": setting.name, "seed": seed}, partial(train, setting, chosen, seed))
@@ -174,10 +193,10 @@ def main() -> None:
 
 def report(study: Study) -> None:
     """Print the table and write it with two figures."""
-    rows = [row for row in study.summary(("setting",), {"setting": "bp"}) if not row["setting"].startswith("try")]
+    rows = [row for row in study.summary(("setting",), {"setting": "bp"}) if not row["setting"].startswith(TRIED)]
     print_table(rows)
     for row in study.rows:
-        if row["setting"].startswith("try"):
+        if row["setting"].startswith(TRIED):
             print(f"{row['setting']:>28}  {row['accuracy']:.2f} on held-out training images")
     write("auxnet_accuracy", {"rows": rows, "command": "python benchmarks/auxnet_accuracy.py --data-dir DIR"})
     FIGURES.mkdir(exist_ok=True)
@@ -219,5 +238,3 @@ def _draw_borders(study: Study) -> None:
 
 if __name__ == "__main__":
     main()
-
-
