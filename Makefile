@@ -35,7 +35,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	$(BIN)/python -m pytest $(PYTEST_ARGS) || status=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
 lint: $(STAMP)

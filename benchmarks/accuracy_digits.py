@@ -17,7 +17,10 @@ from common import write
 from unlatch.data import load
 from unlatch.models import build
 
-AT_TWO = [
+AT_TWO = (
+    *("bp", "gpipe", "1f1b", "zb-h1", "zb-h2", "pipedream", "pipedream-2bw"),
+    *("ddg", "fr", "fdg", "adl", "dsp", "dtr", "dtrp"),
+)
     "bp",
     "gpipe",
     "1f1b",
