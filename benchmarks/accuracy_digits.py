@@ -21,21 +21,6 @@ AT_TWO = (
     *("bp", "gpipe", "1f1b", "zb-h1", "zb-h2", "pipedream", "pipedream-2bw"),
     *("ddg", "fr", "fdg", "adl", "dsp", "dtr", "dtrp"),
 )
-    "bp",
-    "gpipe",
-    "1f1b",
-    "zb-h1",
-    "zb-h2",
-    "pipedream",
-    "pipedream-2bw",
-    "ddg",
-    "fr",
-    "fdg",
-    "adl",
-    "dsp",
-    "dtr",
-    "dtrp",
-]
 AT_FOUR = ("fdg", "dtr", "dtrp")
 CUTS = {2: ["layer2.0"], 4: ["layer2.0", "layer2.1", "layer3.0"]}
 
