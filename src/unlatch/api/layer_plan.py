@@ -39,7 +39,7 @@ def plan_layers(
     >>> from unlatch.nn.chain import chain
     >>> blocks = chain([nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)])
     >>> plan_layers(blocks, LayerPipe(), 2).homes
-    (0, 0, 1)
+    (0, 1, 1)
     """
     names = [block.name for block in blocks]
     if split != "auto":
