@@ -8,6 +8,7 @@ python benchmarks/simulate_speed.py [--actions 1000000]
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 
@@ -57,7 +58,7 @@ def main() -> None:
         found[name] = {"actions": count, "seconds": wall, "cpu_seconds": cpu, "per_million": 1e6 * wall / count}
         print(f"{name:24} {count:>9} actions  {wall:6.2f} s  ({cpu:.2f} s of processor time)", flush=True)
     command = f"python benchmarks/simulate_speed.py --actions {args.actions}"
-    print(write("simulate_speed", {"command": command, "cases": found}))
+    print(write("simulate_speed", {"command": command, "load_average": os.getloadavg()[0], "cases": found}))
 
 
 if __name__ == "__main__":

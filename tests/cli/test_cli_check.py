@@ -38,7 +38,7 @@ def findings(of: Trial) -> dict[str, checks.Finding]:
 
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_keeps_its_promises(method):
-    found = findings(trial("mlp", method, stages=3))
+    found = findings(trial("mlp", method, stages=4))
     assert {one.verdict for one in found.values()} <= {"ok", "not applicable"}, found
     assert found["one stage"].verdict == "ok"
 

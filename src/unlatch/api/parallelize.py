@@ -103,10 +103,8 @@ def parallelize(
     blocks = chain(model)
     if plan is None:
         plan = _plan(blocks, chosen, stages, split, sample, precision, world)
-    elif len(plan.starts) != stages:
-        raise PlanError(
-            f"the plan has {len(plan.starts)} stages, but stages={stages} was asked for: pass the same number"
-        )
+    elif len(plan.starts) != stages and not (isinstance(chosen, LayerPipe) and chosen.places_tasks):
+        raise PlanError(f"the plan has {len(plan.starts)} stages, but stages={stages} was asked for")
     chosen = with_delays(chosen, plan)
     check_chain(blocks, model, plan.starts, sample[0] if sample is not None else None)
     stored = check_reversal(blocks, plan.starts, chosen.rules(), sample[0] if sample is not None else None)

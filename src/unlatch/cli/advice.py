@@ -6,6 +6,8 @@ from ..schedule.stability import Cure
 
 __all__ = ["flags_of"]
 
+_QUOTES = "'\""
+
 
 def flags_of(cure: Cure | None) -> list[str]:
     """What to add to the command line; nothing if there is no cure.
@@ -16,9 +18,11 @@ def flags_of(cure: Cure | None) -> list[str]:
     """
     if cure is None:
         return []
-    settings = {
-        "microbatches": f"method.microbatches={cure.microbatches}",
-        "nesterov": "optimizer.nesterov=true",
-        "predictor": f"method.predict={cure.predictor}",
-    }
-    return ["as flags: " + " ".join(f"--set {settings[change.partition('=')[0]]}" for change in cure.changes)]
+    return ["as flags: " + " ".join(f"--set {_setting(change)}" for change in cure.changes)]
+
+
+def _setting(change: str) -> str:
+    """`nesterov=True` in Python is `optimizer.nesterov=true` in a settings file."""
+    name, _, value = change.partition("=")
+    section = "optimizer" if name == "nesterov" else "method"
+    return f"{section}.{name}={value.strip(_QUOTES).replace('True', 'true')}"

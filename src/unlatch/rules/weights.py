@@ -34,11 +34,12 @@ def weights_at(params: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[N
 
     Only pointers move, so the true storage cannot be altered by rounding.
 
+    >>> import torch
     >>> w = torch.nn.Parameter(torch.ones(2))
     >>> with weights_at([w], [torch.zeros(2)]):
-    ...     float(w.sum())
+    ...     float(w.detach().sum())
     0.0
-    >>> float(w.sum())
+    >>> float(w.detach().sum())
     2.0
     """
     true = [p.data for p in params]

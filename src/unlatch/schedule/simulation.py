@@ -79,7 +79,7 @@ class Simulation:
         count = sum(self.groups[first + 1 : last + 1])
         before = list(accumulate(self.groups))
         # Where gradients are local, stages need not keep the same pace; the slowest counts.
-        return max((ends[before[last] - 1] - ends[before[first] - 1]) / count for ends in self._gradients)
+        return max((ends[before[last] - 1] - ends[before[first] - 1]) / count for ends in self._passes[1])
 
     @property
     def steady_utilisation(self) -> float:
@@ -90,12 +90,7 @@ class Simulation:
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
         """Per stage, the most micro-batches at one time between the start of their forward and their last gradient."""
-        begun: list[list[float]] = [[] for _ in range(self.stages)]
-        for stream, starts in zip(self.timeline.streams, self.timeline.starts, strict=True):
-            for (kind, stage, _), start in zip(stream, starts, strict=True):
-                if kind is Kind.F:
-                    begun[stage].append(start)
-        return tuple(map(_most_open, begun, self._gradients))
+        return tuple(map(_most_open, *self._passes))
 
     @property
     def peak_bytes(self) -> tuple[float, ...]:
@@ -118,14 +113,17 @@ class Simulation:
         return sum(self.sent_bytes) * sum(self.groups)
 
     @cached_property
-    def _gradients(self) -> list[list[float]]:
-        """Per stage, the end of the last gradient of each micro-batch."""
-        found: list[list[float]] = [[] for _ in range(self.stages)]
-        for stream, ends in zip(self.timeline.streams, self.timeline.ends, strict=True):
-            for (kind, stage, _), end in zip(stream, ends, strict=True):
-                if kind is Kind.B or kind is Kind.W:
-                    found[stage].append(end)
-        return found
+    def _passes(self) -> tuple[list[list[float]], list[list[float]]]:
+        """Per stage and micro-batch, the start of the forward and the end of the last gradient."""
+        begun: list[list[float]] = [[] for _ in range(self.stages)]
+        ended: list[list[float]] = [[] for _ in range(self.stages)]
+        for stream, starts, ends in zip(self.timeline.streams, self.timeline.starts, self.timeline.ends, strict=True):
+            for (kind, stage, _), start, end in zip(stream, starts, ends, strict=True):
+                if kind is Kind.F:
+                    begun[stage].append(start)
+                elif kind is Kind.B or kind is Kind.W:
+                    ended[stage].append(end)
+        return begun, ended
 
     def spans(self) -> Iterator[Span]:
         """Everything that took time, device by device."""

@@ -82,7 +82,9 @@ def simulate_slots(
     if machine.speeds is not None and len(machine.speeds) != devices:
         raise ScheduleError(f"expected the speeds of {devices} devices, got {len(machine.speeds)}")
     times = [machine.time(task.time, task.device) for task in tasks]
-    wires = [_edge(edge, tasks, devices, machine.channel) for edge in edges]
+    # Slots already order what one device does; only messages between devices can be waited for.
+    remote = [edge for edge in edges if tasks[edge.source].device != tasks[edge.target].device]
+    wires = [_edge(edge, tasks, devices, machine.channel) for edge in remote]
     graph = Graph(times, wires, lambda task, number: str(Action(tasks[task].kind, tasks[task].layer, number)))
     with no_collection():
         order = slot_order(tasks, batches, devices)
@@ -92,10 +94,9 @@ def simulate_slots(
         actions = [[Action(*of[number], batch) for number, batch in stream] for stream in order]
     layers = 1 + max(task.layer for task in tasks)
     sent: dict[tuple[int, int], float] = {}
-    for edge in edges:
+    for edge in remote:
         link = _link(edge, tasks)
-        if link[0] != link[1]:
-            sent[link] = sent.get(link, 0) + edge.size
+        sent[link] = sent.get(link, 0) + edge.size
     return Simulation(
         Timeline(actions, starts, ends),
         stages=layers,
@@ -108,8 +109,6 @@ def simulate_slots(
 
 def _edge(edge: SlotEdge, tasks: Sequence[SlotTask], devices: int, channel: Channel) -> Edge:
     source, target = tasks[edge.source].device, tasks[edge.target].device
-    if source == target:
-        return Edge(edge.source, edge.target, tokens=edge.tokens)
     return Edge(
         edge.source,
         edge.target,
