@@ -40,7 +40,8 @@ def raw(t: Tensor) -> bytes:
     """The values in the order of the indices, as bytes: NaN equals itself, -0.0 differs from 0.0."""
     if t.numel() == 0:
         return b""
-    return bytes(t.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).tolist())
+    values = t.resolve_conj().resolve_neg().contiguous()
+    return bytes(values.as_strided((t.numel(),), (1,)).view(torch.uint8).tolist())
 
 
 def assert_same_tensor(found: Tensor, sent: Tensor) -> None:
