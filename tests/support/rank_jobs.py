@@ -79,6 +79,15 @@ def train_on_own_data(method: Any) -> None:
             run.step(x + (1e-3 * dist.get_rank() if number else 0.0), y)
 
 
+def leave_early(method: Any) -> None:
+    """Rank 1 takes part in one batch and leaves; rank 0 expects it for another."""
+    import torch.distributed as dist
+
+    with conv_run(method, 2) as run:
+        for x, y in images([12, 12])[: 2 - dist.get_rank()]:
+            run.step(x, y)
+
+
 def fit_conv(method: Any) -> Outcome:
     """Two epochs with evaluation, and what the method measured."""
     data, held_out = images([12, 12, 5]), images([7, 3], seed=2)

@@ -21,6 +21,7 @@ from ..nn.tree import Tree, batch_size
 from ..plan import Plan, make_plan, profile
 from ..plan.auxnet_partition import auxnet_split
 from ..runtime.health import Health
+from ..runtime.jobs import SENT_DOWN, SENT_UP
 from ..runtime.mail import ACK, BACKWARD, EVALUATE, FORWARD, Mail, Message
 from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
@@ -243,7 +244,7 @@ def _sent_by(peer: int, rank: int) -> tuple[str, ...]:
     """Kinds of messages that only this neighbour sends."""
     if abs(peer - rank) > 1:
         return ()
-    return (FORWARD, EVALUATE) if peer < rank else (BACKWARD, ACK)
+    return (FORWARD, EVALUATE, *SENT_UP) if peer < rank else (BACKWARD, ACK, *SENT_DOWN)
 
 
 def _describe(stages: range) -> str:

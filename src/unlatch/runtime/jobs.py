@@ -20,6 +20,8 @@ __all__ = [
     "LOSS",
     "MULTIPLIER",
     "PARTIAL",
+    "SENT_DOWN",
+    "SENT_UP",
     "STATE",
     "TOTAL",
     "Job",
@@ -41,6 +43,9 @@ ADJOINT = "adjoint"
 LOSS = "loss"
 #: Gradients of a shared AuxNet: sums on their way down, totals on their way up.
 PARTIAL, TOTAL = "partial", "total"
+
+#: What only the rank below or above sends, so that a wait for it is in vain once that rank has left.
+SENT_UP, SENT_DOWN = (BATCH, STATE, TOTAL), (INPUT, MULTIPLIER, ADJOINT, LOSS, PARTIAL)
 
 
 @dataclass(frozen=True, slots=True)
