@@ -43,8 +43,17 @@ CANDIDATES = {
         11: (PETRA(microbatches=8), PETRA(microbatches=8, predict="geometric"), PETRA(microbatches=16)),
     },
     "cifar10": {
-        4: (PETRA(microbatches=4, predict="geometric"), PETRA(microbatches=8)),
-        11: (PETRA(microbatches=8, predict="geometric"), PETRA(microbatches=16)),
+        4: (
+            PETRA(microbatches=4, predict="geometric"),
+            PETRA(microbatches=8),
+            PETRA(microbatches=4, order="1f1b"),
+            PETRA(microbatches=4, order="1f1b", predict="geometric"),
+        ),
+        11: (
+            PETRA(microbatches=8, predict="geometric"),
+            PETRA(microbatches=8, order="1f1b"),
+            PETRA(microbatches=8, order="1f1b", predict="geometric"),
+        ),
     },
 }
 
