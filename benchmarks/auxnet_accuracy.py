@@ -107,7 +107,20 @@ SWEEP = [
     Setting("sweep bp", "K1", "bp", epochs=4),
     *(Setting(f"sweep {name}", SWEEP_CUTS.get(name, "K2"), options=o, epochs=4) for name, o in SWEPT.items()),
 ]
-FINAL = [Setting(f"late {name}", "late", options=CANDIDATES[name]) for name in ("shallow", "penalty")]
+#: In their second half these wait for the stage below: by whole backpropagation, or for its output.
+LOCKED = ("penalty, serial half", "rebuild, true state")
+
+
+def finals(study: Study) -> list[Setting]:
+    """At the late cut: what is compared, and of the forms with and without locks the best on held-out images."""
+    held_out_accuracy = {
+        row["setting"].removeprefix("try "): row["accuracy"] for row in study.rows if "try " in row["setting"]
+    }
+    forms = [name for name in CANDIDATES if name != "shallow" and name in held_out_accuracy]
+    groups = ([n for n in forms if n not in LOCKED], [n for n in forms if n in LOCKED])
+    best = [max(group, key=lambda name: held_out_accuracy[name]) for group in groups if group]
+    names = dict.fromkeys(("shallow", "penalty", *best))
+    return [Setting(f"late {name}", "late", options=CANDIDATES[name]) for name in names]
 
 
 def train(setting: Setting, data: tuple[TensorData, TensorData], seed: int) -> dict[str, Any]:
@@ -172,6 +185,13 @@ def held_out(data_dir: str | None) -> tuple[TensorData, TensorData]:
     return whole.take(chosen), whole.take(rest.nonzero().flatten()).subset(5_000)
 
 
+def settle(study: Study, runs: list[tuple[Setting, int, tuple[TensorData, TensorData]]], only: str | None) -> None:
+    """Do those runs that are wanted and not done yet."""
+    for setting, seed, data in runs:
+        if only is None or setting.name.startswith(only):
+            study.run({"setting": setting.name, "seed": seed}, partial(train, setting, data, seed))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir")
@@ -182,12 +202,9 @@ def main() -> None:
     study = Study("auxnet_accuracy")
     if not args.table:
         data, trial = load("cifar10", args.data_dir, train_size=10_000), held_out(args.data_dir)
-        runs = [(setting, TRIAL_SEED, trial) for setting in TRIALS]
-        runs += [(setting, seed, data) for seed in range(args.seeds) for setting in (*MAIN, *FINAL)]
-        runs += [(setting, TRIAL_SEED, trial) for setting in SWEEP]
-        for setting, seed, chosen in runs:
-            if args.only is None or setting.name.startswith(args.only):
-                study.run({"setting": setting.name, "seed": seed}, partial(train, setting, chosen, seed))
+        settle(study, [(setting, TRIAL_SEED, trial) for setting in TRIALS], args.only)
+        runs = [(setting, seed, data) for seed in range(args.seeds) for setting in (*MAIN, *finals(study))]
+        settle(study, runs + [(setting, TRIAL_SEED, trial) for setting in SWEEP], args.only)
     report(study)
 
 
