@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from unlatch.errors import PlanError
 from unlatch.nn import chain
-from unlatch.plan import BlockCost, profile
+from unlatch.plan import BlockCost, passes, profile
+from unlatch.plan.passes import BlockTimes, ChainCopy, timed_pass, windows
 
 
 def test_bytes_are_exact() -> None:
@@ -105,7 +107,8 @@ def test_evaluation_mode() -> None:
 
     profile(chain([Spy()]), torch.randn(2, 2), training=False, repeats=1)
     profile(chain([Spy()]), torch.randn(2, 2), repeats=1)
-    assert modes == [False] * 3 + [True] * 3
+    # Once to warm up, once to count bytes, once for each half of the backward.
+    assert modes == [False] * 4 + [True] * 4
 
 
 def test_precision() -> None:
@@ -157,3 +160,101 @@ def test_small_models_are_measured_quickly() -> None:
     start = time.perf_counter()
     profile(chain([nn.Linear(8, 8) for _ in range(10)]), torch.randn(4, 8))
     assert time.perf_counter() - start < 5.0
+
+
+class Journal(nn.Module):
+    """Notes when its forward and its backward run."""
+
+    lines: ClassVar[list[str]] = []
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lines.append(f"F{self.name}")
+        y = x * self.weight
+        y.register_hook(lambda _: self.lines.append(f"B{self.name}"))
+        return y
+
+
+@pytest.fixture
+def journal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(Journal, "lines", [])
+    return Journal.lines
+
+
+def test_a_window_goes_forward_through_all_its_blocks_before_the_first_backward(journal: list[str]) -> None:
+    copied = ChainCopy(chain([Journal(name) for name in "abcd"]), torch.randn(2, 4))
+    timed_pass(copied, [range(4)])
+    assert " ".join(journal) == "Fa Fb Fc Fd Bd Bc Bb Ba"
+    journal.clear()
+    timed_pass(copied, [range(1), range(1, 4)])
+    assert " ".join(journal) == "Fa Ba Fb Fc Fd Bd Bc Bb"
+    journal.clear()
+    # Nobody needs the gradient of the first block's input.
+    timed_pass(copied, [range(4)], whole=False)
+    assert " ".join(journal) == "Fa Fb Fc Fd Bd Bc Bb"
+
+
+def test_profile_measures_in_the_order_of_training(journal: list[str]) -> None:
+    profile(chain([Journal(name) for name in "abc"]), torch.randn(2, 4), repeats=2)
+    warm, sizes = "Fa Ba Fb Bb Fc Bc", "Fa Fb Fc"
+    repeat = "Fa Fb Fc Bc Bb Fa Fb Fc Bc Bb Ba"
+    assert " ".join(journal) == " ".join([warm, sizes, repeat, repeat])
+
+
+def test_graphs_kept_at_one_time_are_bounded(journal: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each block keeps its input and hands on an output of 2 x 4 floats.
+    monkeypatch.setattr(windows, "__defaults__", (2 * 2 * 32,))
+    profile(chain([Journal(name) for name in "abcde"]), torch.randn(2, 4), repeats=1)
+    whole = journal[-10:]
+    assert " ".join(whole) == "Fa Fb Bb Ba Fc Fd Bd Bc Fe Be"
+
+
+def test_windows_cover_all_blocks_and_respect_the_limit() -> None:
+    sizes = [5, 1, 1, 1, 30, 2, 2, 9, 0, 0]
+    for limit in range(0, 60):
+        found = windows(sizes, limit)
+        assert [position for part in found for position in part] == list(range(len(sizes)))
+        assert all(len(part) == 1 or sum(sizes[position] for position in part) <= limit for part in found)
+    assert windows(sizes, 51) == [range(0, 10)]
+    assert windows(sizes, 10) == [range(0, 4), range(4, 5), range(5, 7), range(7, 10)]
+
+
+def test_gradients_need_not_flow_from_block_to_block() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.detach()
+
+    costs = profile(chain([nn.Linear(4, 4), Cut(), nn.Linear(4, 4)]), torch.randn(2, 4), repeats=1)
+    assert costs[0].weight_grad > 0
+    assert (costs[1].input_grad, costs[1].weight_grad) == (0.0, 0.0)
+    assert costs[2].input_grad > 0
+
+
+def test_best_and_mean_of_known_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, input gradient and whole backward are told apart, and centred as asked."""
+    clock = iter([n * 0.5 for n in range(1000)])
+    monkeypatch.setattr(passes, "_now", lambda: next(clock))
+    blocks = chain([nn.Linear(4, 4), nn.Linear(4, 4)])
+    assert timed_pass(ChainCopy(blocks, torch.randn(2, 4)), [range(2)]) == [BlockTimes(0.5, 0.5)] * 2
+    halves = [[BlockTimes(2.0, 0.0), BlockTimes(4.0, 3.0)], [BlockTimes(3.0, 0.0), BlockTimes(4.0, 5.0)]]
+    wholes = [[BlockTimes(1.0, 6.0), BlockTimes(4.0, 9.0)], [BlockTimes(6.0, 2.0), BlockTimes(8.0, 9.0)]]
+
+    def measured(**options: Any) -> list[tuple[float, float, float]]:
+        scripts = {True: iter([wholes[0], *wholes]), False: iter(halves)}
+        monkeypatch.setitem(profile.__globals__, "timed_pass", lambda *_, whole=True: next(scripts[whole]))
+        found = profile(blocks, torch.randn(2, 4), repeats=2, **options)
+        return [(cost.forward, cost.input_grad, cost.weight_grad) for cost in found]
+
+    assert measured() == [(1.0, 0.0, 2.0), (4.0, 3.0, 6.0)]
+    assert measured(centre="mean") == [(3.0, 0.0, 4.0), (5.0, 4.0, 5.0)]
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(PlanError, match="at least 1 repeat, got repeats=0"):
+        profile(chain([nn.Linear(4, 4)]), torch.randn(2, 4), repeats=0)
+    with pytest.raises(PlanError, match="one of best, mean, got 'median'"):
+        profile(chain([nn.Linear(4, 4)]), torch.randn(2, 4), centre="median")  # type: ignore[arg-type]

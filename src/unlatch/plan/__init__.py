@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .jitter import jitter
 from .partition import contiguous_split, part_costs
 from .plan import Plan, make_plan
 from .profile import BlockCost, profile
 
-__all__ = ["BlockCost", "Plan", "contiguous_split", "make_plan", "part_costs", "profile"]
+__all__ = ["BlockCost", "Plan", "contiguous_split", "jitter", "make_plan", "part_costs", "profile"]
