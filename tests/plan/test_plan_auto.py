@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -127,8 +128,33 @@ def test_risky_methods_come_after_harmless_ones() -> None:
 def test_slow_links_favour_fewer_bytes() -> None:
     """Where messages take far longer than the work, one device alone is best, and pipelines gain nothing."""
     slow = Machine(Channel(bandwidth=0.5))
-    assert simulate_method("pipedream", LAYERS, 4, machine=slow).speedup < 1
+    alone = simulate_method("pipedream", LAYERS, 4, machine=slow)
+    assert (alone.stages, alone.speedup) == (1, 1)
+    assert simulate_method("pipedream", LAYERS, 4, split=["l2", "l4", "l6"], machine=slow).speedup < 1
     assert simulate_method("pipedream", LAYERS, 4, machine=Machine(Channel(bandwidth=1e9))).speedup > 3.8
+
+
+@pytest.mark.parametrize("overlapped", [True, False])
+@pytest.mark.parametrize("name", ["pipedream", "1f1b", "petra", "dgl", "bp"])
+def test_straight_methods_were_cut_without_a_look_at_the_links(name: str, overlapped: bool) -> None:
+    """No cut of a small chain is faster than the one that is chosen, by more than the run in has to do with it."""
+    sizes = (80, 4, 90, 70, 6, 80)
+    costs = [LayerCost(f"l{n}", 1, 1, 1, activation_bytes=size) for n, size in enumerate(sizes)]
+    machine = Machine(Channel(bandwidth=20, latency=0.1, overlapped=overlapped))
+    method = methods.get(name, microbatches=4)
+    found = simulate_method(method, costs, 3, machine=machine)
+    splits = [split for count in range(3) for split in combinations([layer.name for layer in costs[1:]], count)]
+    best = min(simulate_method(method, costs, 3, split=s, machine=machine).time_per_batch for s in splits)
+    assert found.time_per_batch <= 1.05 * best
+    straight = simulate_method(method, costs, 3, split=["l2", "l4"], machine=machine)
+    assert found.time_per_batch <= straight.time_per_batch
+
+
+def test_links_that_cost_next_to_nothing_change_no_cut() -> None:
+    for name in ("pipedream", "dtr", "gpipe", "dgl"):
+        free = simulate_method(name, LAYERS, 4)
+        fast = simulate_method(name, LAYERS, 4, machine=Machine(Channel(bandwidth=1e12)))
+        assert fast.starts == free.starts
 
 
 def test_speeds_and_a_given_split() -> None:

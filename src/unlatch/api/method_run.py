@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -20,6 +21,9 @@ from ..schedule.simulation import Simulation, simulate_schedule
 from ..schedule.simulator_stages import Machine, StageWork
 
 __all__ = ["MethodRun", "simulate_method"]
+
+#: Fewer stages than there are devices are taken only if more are slower than this.
+_AS_FAST = 1.001
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class MethodRun:
 
     @property
     def stages(self) -> int:
-        """Stages, or processors where tasks are placed."""
-        return self.devices if self.plan is not None else len(self.starts)
+        """Stages, or processors with something to do where tasks are placed."""
+        return self.plan.busy_processors if self.plan is not None else len(self.starts)
 
     @property
     def time_per_batch(self) -> float:
@@ -98,7 +102,8 @@ def simulate_method(
     - `devices`: how many; each holds one stage.
     - `batches`: how many; by default enough for a steady state.
     - `batch_size`: samples per batch, which limits `microbatches="auto"`.
-    - `split`: names of the layers that start the second and later stages; by default the best cut.
+    - `split`: names of the layers that start the second and later stages; by default the best cut, links considered,
+      with fewer stages where messages take longer than the stages save.
     - `machine`: speeds, links, jitter.
 
     >>> layers = [LayerCost(name, 1, 1, 1) for name in "abcd"]
@@ -115,24 +120,61 @@ def simulate_method(
         chosen = chosen.resolve(devices, batch_size)
         assert isinstance(chosen, LayerPipe)
         return _placed(chosen, chain, devices, batches, machine)
-    stages = min(devices, len(chain)) if split is None else len(split) + 1
-    if stages > devices:
-        raise PlanError(f"the split {list(split or [])} makes {stages} stages, but there are only {devices} devices")
-    chosen = chosen.resolve(stages, batch_size)
-    starts = _cut(chain, stages, chosen) if split is None else _positions(chain, split)
-    works = [_work(chain, starts, stage, chosen) for stage in range(stages)]
-    schedule = chosen.schedule(stages)
-    parts = chosen.microbatches
+    if split is None:
+        return _best_cut(chosen, chain, devices, batches, batch_size, machine)
+    starts = _positions(chain, split)
+    if len(starts) > devices:
+        raise PlanError(f"the split {list(split)} makes {len(starts)} stages, but there are only {devices} devices")
+    return _staged(chosen.resolve(len(starts), batch_size), chain, starts, devices, batches, machine)
+
+
+def _best_cut(
+    method: Method,
+    chain: Sequence[LayerCost],
+    devices: int,
+    batches: int | None,
+    batch_size: int | None,
+    machine: Machine,
+) -> MethodRun:
+    """With as many stages as there are devices; with fewer where messages would take longer than they save."""
+    most = min(devices, len(chain))
+    counts = _stage_counts(most) if isinstance(machine.channel, Channel) and machine.channel != FREE else [most]
+    runs = []
+    for stages in counts:
+        chosen = method.resolve(stages, batch_size)
+        cuts = {tuple(cut) for cut in _cuts(chain, stages, chosen, machine)}
+        runs += [_staged(chosen, chain, cut, devices, batches, machine) for cut in sorted(cuts)]
+    best = min(run.time_per_batch for run in runs)
+    fast = [run for run in runs if run.time_per_batch <= _AS_FAST * best]
+    return min((run for run in fast if run.stages == fast[0].stages), key=lambda run: run.time_per_batch)
+
+
+def _stage_counts(most: int) -> list[int]:
+    """Numbers of stages worth a trial, the largest first: all up to 8, then three in every doubling."""
+    steps = {round(2 ** (step / 3)) for step in range(9, 3 * most.bit_length())}
+    return sorted({*range(1, min(most, 8) + 1), *(step for step in steps if step < most), most}, reverse=True)
+
+
+def _staged(
+    method: Method,
+    chain: Sequence[LayerCost],
+    starts: Sequence[int],
+    devices: int,
+    batches: int | None,
+    machine: Machine,
+) -> MethodRun:
+    stages, parts = len(starts), method.microbatches
     assert parts != "auto", "the method is resolved"
+    schedule = method.schedule(stages)
     simulation = simulate_schedule(
         schedule,
-        works,
-        batches=batches or _enough(schedule.flushes, stages, parts * chosen.accumulate) * chosen.accumulate,
+        [_work(chain, starts, stage, method) for stage in range(stages)],
+        batches=batches or _enough(schedule.flushes, stages, parts * method.accumulate) * method.accumulate,
         microbatches=parts,
-        per_update=chosen.accumulate,
+        per_update=method.accumulate,
         machine=_first_devices(machine, stages),
     )
-    return MethodRun(chosen, tuple(chain), devices, simulation, starts=tuple(starts))
+    return MethodRun(method, tuple(chain), devices, simulation, starts=tuple(starts))
 
 
 def _placed(
@@ -142,7 +184,7 @@ def _placed(
     assert parts != "auto", "the method is resolved"
     channel = machine.channel if isinstance(machine.channel, Channel) else FREE
     plan = plan_layerpipe([_share(layer, parts) for layer in chain], devices, method.mode, channel=channel)
-    count = (batches or _enough(False, devices, parts)) * parts
+    count = (batches or _enough(False, plan.busy_processors, parts)) * parts
     simulation = simulate_layerpipe(plan, count, machine, exact=False)
     return MethodRun(method, tuple(chain), devices, simulation, plan=plan)
 
@@ -152,10 +194,29 @@ def _enough(flushes: bool, stages: int, parts: int) -> int:
     return 6 if flushes else max(8, -(-(10 * stages + 16) // parts))
 
 
-def _cut(chain: Sequence[LayerCost], stages: int, method: Method) -> list[int]:
+def _cuts(chain: Sequence[LayerCost], stages: int, method: Method, machine: Machine) -> Iterator[list[int]]:
+    """Cuts among which the best one is: by work alone if messages take no time."""
     last = [float(layer.work) for layer in chain]
     inner = [total + (float(layer.F) if method.recomputes else 0.0) for layer, total in zip(chain, last, strict=True)]
-    return contiguous_split(inner, stages, last=last)
+    channel = machine.channel
+    if not isinstance(channel, Channel) or channel.bandwidth == math.inf:
+        yield contiguous_split(inner, stages, last=last)
+        return
+    back = _bytes_back(method, stages)
+    times = [float(layer.activation_bytes) / channel.bandwidth for layer in chain[:-1]]
+    if channel.overlapped:
+        # Up and down have a wire each, beside the work.
+        beside = [0.0, *(max(1, back) * time for time in times)]
+        yield contiguous_split(inner, stages, last=last, borders=beside, overlapped=True)
+    # Where a stage waits for messages, be it only because few batches are under way, they add to its work.
+    yield contiguous_split(inner, stages, last=last, borders=[0.0, *((1 + back) * time for time in times)])
+
+
+def _bytes_back(method: Method, stages: int) -> int:
+    """Bytes that come back over a border for each that went up: of gradients, and of outputs to be reversed."""
+    if getattr(method.schedule(stages), "independent", False):
+        return 0
+    return 2 if method.rules().activations == "reverse" else 1
 
 
 def _positions(chain: Sequence[LayerCost], split: Sequence[str]) -> list[int]:
@@ -179,9 +240,7 @@ def _work(chain: Sequence[LayerCost], starts: Sequence[int], stage: int, method:
     again = forward if method.recomputes and not is_last else 0.0
     times = {Kind.F: forward, Kind.B: down + weight + again, Kind.I: down + again, Kind.W: weight, Kind.U: 0.0}
     output = float(layers[-1].activation_bytes)
-    # A reversible stage gets its output back beside the gradient.
-    returned = output * (2 if method.rules().activations == "reverse" else 1)
-    return StageWork(times, output_bytes=output, returned_bytes=returned)
+    return StageWork(times, output_bytes=output, returned_bytes=output * _bytes_back(method, len(starts)))
 
 
 def _share(layer: LayerCost, parts: int) -> LayerCost:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
+from .json_file import read_json
 from .profile import BlockCost
 
 __all__ = [
@@ -68,6 +69,9 @@ class LayerCost:
         return self.F + self.D + self.G
 
 
+#: Costs between which all planners compute without overflow.
+SMALLEST, LARGEST = 1e-100, 1e100
+
 _REQUIRED = ("name", "F", "D", "G")
 _TIMES = ("F", "D", "G", "hadamard")
 _BYTES = ("activation_bytes", "weight_bytes", "kept_bytes")
@@ -86,7 +90,8 @@ def as_chain(costs: Sequence[LayerCost]) -> list[LayerCost]:
     for position, layer in enumerate(layers):
         for field in (*_TIMES, *_BYTES):
             value = getattr(layer, field)
-            if value is not None and not (math.isfinite(value) and value >= 0):
+            # Compared, not converted: an integer may be too large for a float.
+            if value is not None and not 0 <= value < math.inf:
                 raise PlanError(f"{_where(position, layer.name)}: {field} must be finite and not negative, got {value}")
         if layer.hadamard > layer.D:
             raise PlanError(
@@ -160,7 +165,15 @@ def layer_costs_from_json(data: Any, source: str = "costs") -> list[LayerCost]:
             f'{source}: expected a list of layers, [{{"name": ..., "F": ..., "D": ..., "G": ..., "activation_bytes": '
             f'..., "weight_bytes": ...}}, ...], got {"an empty list" if data == [] else type(data).__name__}'
         )
-    return as_chain([_layer(entry, position, source) for position, entry in enumerate(data)])
+    layers = as_chain([_layer(entry, position, source) for position, entry in enumerate(data)])
+    first: dict[str, int] = {}
+    for position, layer in enumerate(layers):
+        if first.setdefault(layer.name, position) != position:
+            raise PlanError(
+                f"{source}: layers {first[layer.name]} and {position} are both called {layer.name!r}: plans name layers, "
+                "so give each a name of its own"
+            )
+    return layers
 
 
 def layer_costs_to_json(costs: Sequence[LayerCost]) -> list[dict[str, Any]]:
@@ -176,15 +189,7 @@ def layer_costs_to_json(costs: Sequence[LayerCost]) -> list[dict[str, Any]]:
 
 def read_layer_costs(path: str | Path) -> list[LayerCost]:
     """Layer costs from a JSON file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read the costs file {path}: {error}") from error
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
-    return layer_costs_from_json(data, str(path))
+    return layer_costs_from_json(read_json(path, "costs file"), str(path))
 
 
 def write_layer_costs(path: str | Path, costs: Sequence[LayerCost]) -> None:
@@ -206,17 +211,28 @@ def _layer(entry: Any, position: int, source: str) -> LayerCost:
     if missing:
         raise PlanError(f"{where}: {', '.join(missing)} missing; a layer needs {', '.join(_REQUIRED)}")
     if not isinstance(name, str):
-        raise PlanError(f"{where}: name must be a text, got {name!r}")
+        raise PlanError(f"{where}: name must be a text, got {_short(name)}")
     numbers = {key: value for key, value in entry.items() if key != "name"}
     if position == 0:
         numbers |= {"D": 0, "hadamard": 0}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise PlanError(f"{where}: {key} must be a number, got {value!r}")
-        if not math.isfinite(value) or value < 0:
-            raise PlanError(f"{where}: {key} must be finite and not negative, got {value}")
+            raise PlanError(f"{where}: {key} must be a number, got {_short(value)}")
+        if not 0 <= value < math.inf:
+            raise PlanError(f"{where}: {key} must be finite and not negative, got {_short(value)}")
+        if value and not SMALLEST <= value <= LARGEST:
+            raise PlanError(
+                f"{where}: {key} must be 0 or between {SMALLEST:g} and {LARGEST:g}, where sums and quotients are safe, "
+                f"got {_short(value)}: choose another unit"
+            )
     return LayerCost(name, **numbers)
 
 
 def _where(position: int, name: object) -> str:
-    return f"layer {position}" + (f" ({name!r})" if name is not None else "")
+    return f"layer {position}" + (f" ({_short(name)})" if name is not None else "")
+
+
+def _short(value: object) -> str:
+    """A value from a file as errors show it: nobody wants to read a page of it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"

@@ -54,6 +54,11 @@ class LayerPipePlan:
         return bool(self.cut_bytes) or self.processors == 1
 
     @property
+    def busy_processors(self) -> int:
+        """How many have something to do."""
+        return len({task.processor for task in self.tasks})
+
+    @property
     def work(self) -> Number:
         """Time of all tasks of one mini-batch on one processor."""
         return sum(self.loads, start=0)
@@ -90,6 +95,7 @@ class LayerPipePlan:
             "method": "layerpipe",
             "mode": self.mode,
             "processors": self.processors,
+            "busy_processors": self.busy_processors,
             "initiation_interval": plain(self.initiation_interval),
             "loads": [plain(load) for load in self.loads],
             "tasks": [

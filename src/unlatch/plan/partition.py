@@ -25,6 +25,7 @@ def contiguous_split(
     *,
     last: Sequence[float] | None = None,
     borders: Sequence[float] | None = None,
+    overlapped: bool = False,
 ) -> list[int]:
     """Cut items into `parts` non-empty runs such that the largest cost of a run is as small as possible.
 
@@ -34,6 +35,7 @@ def contiguous_split(
     - `parts`: number of runs.
     - `last`: cost of each item if it is in the last run; same as `costs` by default.
     - `borders`: cost of a border before each item, paid by the runs on both sides. The first entry is ignored.
+    - `overlapped`: whether a border is paid for beside the work, so that a run costs whichever is longest.
 
     **Returns:**
 
@@ -44,21 +46,26 @@ def contiguous_split(
     [0, 4]
     >>> contiguous_split([2, 2, 2, 2], 2, last=[1, 1, 1, 1])
     [0, 1]
+    >>> contiguous_split([1, 1, 1, 1], 2, borders=[0, 1, 9, 9], overlapped=True)
+    [0, 1]
     """
     count = len(costs)
     if not 1 <= parts <= count:
         raise PlanError(f"{count} blocks can be cut into 1 to {count} stages, not {parts}: every stage needs a block")
-    inner, final = _run_costs(costs, borders, is_last=False), _run_costs(last or costs, borders, is_last=True)
+    inner = _run_costs(costs, borders, is_last=False, overlapped=overlapped)
+    final = _run_costs(last or costs, borders, is_last=True, overlapped=overlapped)
     best = np.full(count + 1, np.inf)
     best[0] = 0.0
     for part in range(parts):
         best = np.maximum(best[:, None], final if part == parts - 1 else inner).min(axis=0)
     limit = best[count]
+    # A power of two: squares neither overflow nor lose ties.
+    unit = 2.0 ** int(np.frexp(limit)[1])
 
     squares = np.full(count + 1, np.inf)
     squares[0] = 0.0
     choices = []
-    inner, final = (np.where(runs <= limit, runs * runs, np.inf) for runs in (inner, final))
+    inner, final = (np.where(runs <= limit, (runs / unit) ** 2, np.inf) for runs in (inner, final))
     for part in range(parts):
         sums = squares[:, None] + (final if part == parts - 1 else inner)
         choices.append(sums.argmin(axis=0))
@@ -92,7 +99,7 @@ def part_costs(
     return found
 
 
-def _run_costs(costs: Sequence[float], borders: Sequence[float] | None, *, is_last: bool) -> Matrix:
+def _run_costs(costs: Sequence[float], borders: Sequence[float] | None, *, is_last: bool, overlapped: bool) -> Matrix:
     """Entry `[i, j]`: the cost of items `i..j-1` as one run; infinite if empty."""
     count = len(costs)
     values = np.asarray([*costs, *(borders or [])], dtype=np.float64)
@@ -102,7 +109,8 @@ def _run_costs(costs: Sequence[float], borders: Sequence[float] | None, *, is_la
     runs: Matrix = sums[None, :] - sums[:, None]
     if borders is not None:
         edges = np.array([0.0, *borders[1:], 0.0])
-        runs += edges[:, None] + edges[None, :]
+        paid = np.maximum(edges[:, None], edges[None, :]) if overlapped else edges[:, None] + edges[None, :]
+        runs = np.maximum(runs, paid) if overlapped else runs + paid
     runs[np.tri(count + 1, dtype=bool)] = np.inf
     if is_last:
         runs[:, :count] = np.inf

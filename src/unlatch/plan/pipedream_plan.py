@@ -107,6 +107,7 @@ class PipeDreamPlan:
         return {
             "method": "pipedream",
             "processors": self.workers,
+            "busy_processors": sum(stage.replicas for stage in self.stages),
             "initiation_interval": plain(self.initiation_interval) if self.initiation_interval < math.inf else None,
             "loads": [plain(load) for load in self.loads],
             "tasks": tasks,
