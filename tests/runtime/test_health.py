@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from contextlib import ExitStack
 
 import pytest
 
+from unlatch.runtime import health as module
 from unlatch.runtime.health import Health
 from unlatch.runtime.store import host_store
 
-LIMIT = 1.0
+#: By the clock of the watchers, which stands still unless a test moves it: a starved thread is not a quiet rank.
+LIMIT = 0.2
+#: Seconds for things that happen at once unless the machine is busy.
+PATIENCE = 100.0
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def hand():
+    return Hand()
 
 
 @pytest.fixture
@@ -24,33 +44,85 @@ def store(monkeypatch):
 
 
 @pytest.fixture
-def watch(store):
+def watch(store, hand):
     """Starts watchers of one run and stops them at the end."""
     with ExitStack() as stack:
 
         def start(rank, run="run", ranks=2):
             lost = queue.Queue()
-            health = Health(run, rank, ranks, lambda r: f"stage {r}", lost.put, LIMIT)
+            health = Health(run, rank, ranks, lambda r: f"stage {r}", lost.put, LIMIT, hand)
             stack.callback(health.close)
             return health, lost
 
         yield start
 
 
-def test_quiet_ranks_are_named(watch):
+@pytest.fixture
+def let_pass(store, hand):
+    """Moves the clock by a part of the limit, after each of some ranks has looked at all others once more."""
+
+    def beat(rank):
+        key = f"unlatch/run/beat/{rank}"
+        return int(store.get(key)) if store.check([key]) else 0
+
+    def wait(part, *ranks):
+        # What a rank reads after its next but one sign of life was written after this moment.
+        goals = {rank: beat(rank) + 2 for rank in ranks}
+        deadline = time.monotonic() + PATIENCE
+        while any(beat(rank) < goal for rank, goal in goals.items()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        hand.now += part * LIMIT
+
+    return wait
+
+
+def test_quiet_ranks_are_named(watch, let_pass):
     first, lost = watch(0)
     second, nothing = watch(1)
-    time.sleep(2 * LIMIT)
+    for _ in range(8):
+        let_pass(0.4, 0, 1)
     assert lost.empty()
+    let_pass(0, 1)
+    let_pass(0, 0)  # by now the first has seen a sign of the second at the present time
     second.close()
-    assert "rank 1 (stage 1) gave no sign of life for 1 s" in str(lost.get(timeout=10 * LIMIT))
+    for _ in range(3):
+        assert lost.empty()
+        let_pass(0.4, 0)
+    assert "rank 1 (stage 1) gave no sign of life for 0.2 s" in str(lost.get(timeout=PATIENCE))
     assert nothing.empty()
     first.close()
 
 
-def test_a_rank_that_never_gave_a_sign_is_named(watch):
+def test_who_was_suspended_blames_nobody_for_it(watch, let_pass):
     _, lost = watch(0)
-    assert "rank 1 (stage 1) gave no sign of life" in str(lost.get(timeout=10 * LIMIT))
+    for _ in range(3):
+        let_pass(5, 0)
+    let_pass(0, 0)
+    assert lost.empty()
+
+
+def test_a_rank_that_never_gave_a_sign_is_named(watch, let_pass):
+    _, lost = watch(0)
+    for _ in range(3):
+        let_pass(0.4, 0)
+    assert "rank 1 (stage 1) gave no sign of life" in str(lost.get(timeout=PATIENCE))
+
+
+def test_nobody_watches_after_closing(watch):
+    first, _ = watch(0)
+    assert [thread for thread in threading.enumerate() if thread.name == "unlatch-health"]
+    first.close()
+    first.close()
+    assert [thread for thread in threading.enumerate() if thread.name == "unlatch-health"] == []
+
+
+def test_a_store_that_is_slow_to_answer_is_no_loss(watch, monkeypatch):
+    """Its host may be starved for seconds; with the five that were allowed once, the run ended."""
+    given = []
+    monkeypatch.setattr(module, "connect_store", lambda timeout: given.append(timeout))
+    watch(0)
+    assert given == [30.0]
 
 
 def test_last_words_are_heard_although_the_process_lives_on(watch):
@@ -58,7 +130,7 @@ def test_last_words_are_heard_although_the_process_lives_on(watch):
     second, _ = watch(1)
     second.leave_note("out of memory at batch 7")
     second.leave_note("an echo")
-    assert str(lost.get(timeout=5)) == "rank 1 (stage 1) stopped: out of memory at batch 7"
+    assert str(lost.get(timeout=PATIENCE)) == "rank 1 (stage 1) stopped: out of memory at batch 7"
 
 
 def test_a_broken_connection_is_explained_by_last_words_if_there_are_any(watch):

@@ -17,6 +17,9 @@ from .store import connect_store
 
 __all__ = ["Health"]
 
+# Seconds for the store to answer: its host may be starved of time without being gone.
+_PATIENCE = 30.0
+
 
 class Health:
     """Watches the other ranks and calls `on_loss` once when one is gone.
@@ -28,6 +31,7 @@ class Health:
     - `describe`: what a rank does, for messages ("stages 2-3").
     - `on_loss`: called from the watching thread with the error to raise.
     - `stall_limit`: seconds without a sign of life before a rank counts as stuck.
+    - `clock`: seconds that pass.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Health:
         describe: Callable[[int], str],
         on_loss: Callable[[PeerLost], None],
         stall_limit: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self._last_words = f"unlatch/{run}/failure"
@@ -45,11 +50,13 @@ class Health:
         self.describe = describe
         self._on_loss = on_loss
         self._limit = stall_limit
-        self._store = connect_store(timeout=5.0)
+        self._clock = clock
+        self._store = connect_store(timeout=_PATIENCE)
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="unlatch-health", daemon=True)
         if self._store is not None:
-            threading.Thread(target=self._watch, name="unlatch-health", daemon=True).start()
+            self._watcher.start()
 
     def leave_note(self, text: str) -> None:
         """Tell the others why this rank is about to stop."""
@@ -83,8 +90,10 @@ class Health:
         )
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching; afterwards no sign of life is given and nobody is called lost."""
         self._stop.set()
+        if self._watcher.is_alive():
+            self._watcher.join(_PATIENCE)
 
     def _quote(self, note: dict[str, str]) -> PeerLost:
         return PeerLost(f"rank {note['rank']} ({self.describe(int(note['rank']))}) stopped: {note['text']}")
@@ -106,9 +115,9 @@ class Health:
         interval = min(1.0, self._limit / 4)
         seen: dict[int, tuple[int, float]] = {}
         beats = 0
-        last_round = time.monotonic()
+        last_round = self._clock()
         while beats == 0 or not self._stop.wait(interval):
-            now = time.monotonic()
+            now = self._clock()
             if now - last_round > self._limit / 2:
                 # This process itself was suspended: nobody else can be judged by the time that passed.
                 seen.clear()

@@ -27,7 +27,8 @@ from .store import connect_store, host_store, under
 
 __all__ = ["Ranks", "launch"]
 
-_GRACE = 5.0
+# Seconds for the other ranks to say what they know once one has failed: echoes may arrive before the cause.
+_GRACE = 15.0
 
 
 def launch(

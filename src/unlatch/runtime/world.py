@@ -21,8 +21,8 @@ __all__ = ["World", "current_world"]
 T = TypeVar("T")
 # Idle time between steps is the user's business; stuck peers are found by heartbeats, not by this.
 _PATIENCE = timedelta(days=7)
-# Seconds until a broken connection has been explained.
-_EXPLANATION = 3.0
+# Seconds until a broken connection has been explained, on a machine with little time for it.
+_EXPLANATION = 15.0
 
 
 class World:
