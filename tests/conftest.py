@@ -12,9 +12,10 @@ import torch
 
 torch.set_num_threads(1)
 
-# Deadlines measure the machine, not the code; a failure in CI must be repeatable.
-hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
+# Deadlines and the check for slow generation measure the machine, not the code; a failure in CI must be repeatable.
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("local", deadline=None, suppress_health_check=SLOW, print_blob=True)
+hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("local"), derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 

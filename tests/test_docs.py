@@ -56,7 +56,7 @@ def run_as_script(fence: Fence, folder: Path) -> None:
     (folder / "script.py").write_text(fence.text)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+        [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, f"{fence.place}\n{done.stderr}"
 

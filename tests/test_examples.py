@@ -31,7 +31,7 @@ def run_example(name: str, folder: Path, *launcher: str) -> str:
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, *launcher, str(EXAMPLES / name)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=140)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

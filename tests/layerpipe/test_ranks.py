@@ -32,7 +32,6 @@ def ranks() -> Iterator[unlatch.Ranks]:
         yield started
 
 
-@pytest.mark.timeout(300)
 def test_two_ranks_equal_one_process(ranks):
     inline = train_all_tasks(CASES)
     for rank, outcomes in enumerate(ranks.run(train_all_tasks, CASES, timeout=240)):

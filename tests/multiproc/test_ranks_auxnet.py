@@ -40,12 +40,12 @@ def test_every_rank_builds_its_own_data(ranks2):
 
 def test_o14_a_rank_with_other_data_is_found(ranks2):
     with pytest.raises(unlatch.errors.DataError, match=r"stage 1 has other data for batch 1 than stage 0"):
-        ranks2.run(rank_jobs.train_on_own_data, AuxNet(data="build"), timeout=60)
+        ranks2.run(rank_jobs.train_on_own_data, AuxNet(data="build"))
 
 
 def test_a_rank_that_leaves_early_is_missed_by_name(ranks2):
     with pytest.raises(unlatch.errors.PeerLost, match=r"rank 1 \(stage 1\)"):
-        ranks2.run(rank_jobs.leave_early, AuxNet(), timeout=60)
+        ranks2.run(rank_jobs.leave_early, AuxNet())
 
 
 def test_fit_and_statistics_on_two_ranks(ranks2):

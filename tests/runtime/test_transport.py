@@ -24,6 +24,8 @@ from unlatch.runtime.stage import Stage, StageOptions
 from unlatch.runtime.wire import HEADER_BYTES, open_envelope
 
 GONE = object()
+#: Seconds that a busy machine may take for what is done in milliseconds; nothing waits so long unless it hangs.
+PATIENCE = 100.0
 
 
 class FakeDist:
@@ -37,7 +39,7 @@ class FakeDist:
 
     @staticmethod
     def recv(buffer, peer, group):
-        found = group.inbox.get(timeout=20)
+        found = group.inbox.get(timeout=PATIENCE)
         if found is GONE:
             raise RuntimeError("Connection closed by peer")
         assert found.numel() == buffer.numel(), "a payload met a buffer of another size"
@@ -85,7 +87,7 @@ class Rank:
         except Exception as error:
             self.error = error
         if leave:
-            self.link.close(timeout=5)
+            self.link.close(timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def finish(ranks, data):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "a rank hangs"
 
 
