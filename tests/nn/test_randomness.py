@@ -63,9 +63,9 @@ def test_restored_after_an_exception_and_when_nested() -> None:
 def test_cheap() -> None:
     best = float("inf")
     for _ in range(20):
-        start = time.perf_counter()
+        start = time.process_time()
         for micro in range(200):
             with replayable(0, 1, micro):
                 pass
-        best = min(best, (time.perf_counter() - start) / 200)
-    assert best < 40e-6  # measured: about 5 us; the bound leaves room for a busy machine
+        best = min(best, (time.process_time() - start) / 200)
+    assert best < 40e-6  # measured: about 5 us; of this process, whatever else runs

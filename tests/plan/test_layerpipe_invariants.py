@@ -162,7 +162,7 @@ def test_exact_against_every_placement(costs: list[LayerCost], count: int) -> No
         max(sum((i.size for i, at in zip(items, homes, strict=True) if at == p), Fraction(0)) for p in range(count))
         for homes in product(range(count), repeat=len(items))
     )
-    plan = plan_exact(costs, count)
+    plan = plan_exact(costs, count, time_limit=100)
     assert (plan.initiation_interval, plan.proven) == (best, True)
     check_tasks(plan)
     check_tasks(plan_exact(costs, count, "divisible"))

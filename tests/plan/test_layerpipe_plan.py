@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
-from time import perf_counter
+from time import process_time
 
 import pytest
 from layerpipe_chains import MIXED, UNIT
@@ -104,7 +104,7 @@ def test_overlapped_links_bound_the_interval() -> None:
 def test_list_and_exact_beat_neighbours() -> None:
     """Loads 1 2 4 3 on 3 processors: 12 in a row of whole tasks, 10 anywhere."""
     assert plan_layerpipe(MIXED, 3, "atomic").initiation_interval == 12
-    exact = plan_exact(MIXED, 3)
+    exact = plan_exact(MIXED, 3, time_limit=100)
     assert (exact.initiation_interval, exact.proven, exact.contiguous) == (10, True, False)
     assert plan_list(MIXED, 3).initiation_interval >= 10
     assert exact.communication_bytes == 0
@@ -113,15 +113,15 @@ def test_list_and_exact_beat_neighbours() -> None:
 
 
 def test_exact_proves_vgg16_on_nine() -> None:
-    plan = plan_exact(mac_costs(network_shapes("vgg16")), 9)
+    plan = plan_exact(mac_costs(network_shapes("vgg16")), 9, time_limit=100)
     assert plan.proven
 
 
 def test_exact_stops_in_time_and_says_so() -> None:
     layers = [LayerCost(str(n), 1000 + 37 * n % 91, 900 + 53 * n % 89, 800 + 71 * n % 97) for n in range(40)]
-    started = perf_counter()
+    started = process_time()
     plan = plan_exact(layers, 7, time_limit=0.2)
-    assert perf_counter() - started < 20
+    assert process_time() - started < 20
     assert plan.initiation_interval <= plan_list(layers, 7).initiation_interval
 
 
@@ -148,6 +148,6 @@ def test_a_long_chain_is_planned_quickly() -> None:
     """The benchmark measures it; here only that nothing is quadratic in Python."""
     layers = [LayerCost(str(n), 1 + n % 13 / 7, 1 + n % 11 / 3, 1 + n % 17 / 5, 100, 50) for n in range(1000)]
     for mode in ("divisible", "atomic", "factor"):
-        started = perf_counter()
+        started = process_time()
         plan_layerpipe(layers, 64, mode)
-        assert perf_counter() - started < 10
+        assert process_time() - started < 10

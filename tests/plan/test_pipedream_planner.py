@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, product
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -176,9 +176,9 @@ def test_wrong_levels_are_refused() -> None:
 
 def test_long_chains() -> None:
     costs = [LayerCost(str(n), 1 + n % 7, 1 + n % 5, 1 + n % 3, 100 + n % 11, 50) for n in range(600)]
-    started = perf_counter()
+    started = process_time()
     flat = plan_pipedream(costs, 32, 100)
     levels = plan_pipedream(costs, [4, 8], [100, 50])
-    assert perf_counter() - started < 20
+    assert process_time() - started < 20
     assert "128 groups" in levels.note
     assert total_work(costs) / 32 <= flat.initiation_interval <= levels.initiation_interval

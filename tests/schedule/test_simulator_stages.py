@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -246,8 +246,8 @@ def test_wrong_machines(change: dict[str, object], message: str) -> None:
 
 def test_many_devices_are_simulated_quickly() -> None:
     """The benchmark measures it; here only that nothing is quadratic."""
-    started = perf_counter()
+    started = process_time()
     run = simulate_schedule(ticked(2000), StageWork(), batches=40)
     assert isinstance(run, Simulation)
     assert run.makespan == 3 * 39 + 3 * 2000
-    assert perf_counter() - started < 20
+    assert process_time() - started < 20

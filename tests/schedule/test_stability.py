@@ -60,11 +60,11 @@ def test_only_the_last_step_convention_reproduces_the_column_with_nesterov_and_p
 
 def test_the_whole_table_takes_less_than_two_seconds() -> None:
     stability._first_crossing.cache_clear()
-    start = time.perf_counter()
+    start = time.process_time()
     for gap in TABLE:
         for nesterov, predictor, microbatches in COLUMNS:
             stability_limit(gap, nesterov=nesterov, predictor=predictor, microbatches=microbatches)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 def test_plain_gradient_descent_has_the_delayed_lms_limit() -> None:
