@@ -3,22 +3,20 @@ ResNet-56 with AuxNets of one block per resolution (batch 100, fp32, channels_la
 
     python benchmarks/auxnet_step_time.py [--repeats 7] [--steps 4] [--batch 100]
 
-Rounds are interleaved: every round measures BP on one rank while the other waits, then auxnet on both. The terms of the
-speed-up formula are measured inside the same run; from them follow the speed-up that it predicts and the number of
-stages at which there begins to be one. With 27 blocks and AuxNets of 2 blocks and a stem, even halves would give about
-0.54.
+Rounds are interleaved: every round measures BP on one rank while the other waits, then auxnet on both, and counts the
+time in which all ranks that take part are at work. The terms of the speed-up formula are measured inside the same run;
+from them follow the speed-up that it predicts and the number of stages at which there begins to be one. With 27 blocks
+and AuxNets of 2 blocks and a stem, even halves would give about 0.54.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import interleave, spread, write
+from common import completions, interleave, options, spread, steady_seconds, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -44,7 +42,7 @@ def model(depth: int) -> nn.Module:
 
 
 def measure(depth: int, size: int, steps: int, repeats: int) -> dict[str, Any]:
-    """On every rank: interleaved times per step, and what the method measured."""
+    """On every rank: when each step of each round was done, and what the method measured."""
     data, rank = batch(size), dist.get_rank()
     network = model(depth)
     cut = [auxnet_split(chain(network), data[0], 2)] if rank == 0 else [None]
@@ -55,41 +53,36 @@ def measure(depth: int, size: int, steps: int, repeats: int) -> dict[str, Any]:
     plain = model(depth)
     optimizer = SGD(plain.parameters())
 
-    def bp() -> float:
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps if rank == 0 else 0):
-            optimizer.zero_grad()
-            cross_entropy(plain(data[0]), data[1]).backward()
-            optimizer.step()
-        dist.barrier()
-        return (time.perf_counter() - start) / steps
+    def plain_step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(plain(data[0]), data[1]).backward()
+        optimizer.step()
 
-    def auxnet() -> float:
+    def bp(count: int = steps) -> list[float]:
         dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps):
-            run.step(*data)
-        dist.barrier()
-        return (time.perf_counter() - start) / steps
+        return completions(plain_step, count) if rank == 0 else []
 
-    bp(), auxnet()
-    times = interleave({"bp": bp, "auxnet": auxnet}, repeats)
+    def auxnet(count: int = steps) -> list[float]:
+        dist.barrier()
+        return completions(lambda: run.step(*data), count)
+
+    bp(1), auxnet(1)
+    ends = interleave({"bp": bp, "auxnet": auxnet}, repeats)
     measured = run.method_statistics()
     run.close()
-    return {"times": times, "measured": measured, "split": cut[0]}
+    return {"ends": ends, "measured": measured, "split": cut[0]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=4)
+    parser = options(__doc__, repeats=7, steps=4)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--depth", type=int, default=56)
     args = parser.parse_args()
     with unlatch.Ranks(2) as ranks:
-        found = ranks.run(measure, args.depth, args.batch, args.steps, args.repeats)[0]
-    times = found["times"]
+        each = ranks.run(measure, args.depth, args.batch, args.steps, args.repeats)
+    found = each[0]
+    rounds = {name: zip(*(rank["ends"][name] for rank in each), strict=True) for name in ("bp", "auxnet")}
+    times = {name: [steady_seconds(ends) for ends in rows] for name, rows in rounds.items()}
     ratios = [a / b for a, b in zip(times["auxnet"], times["bp"], strict=True)]
     terms = layer_parallel_times(found["measured"])
     capacity = found["measured"][1].capacity
@@ -105,9 +98,9 @@ def main() -> None:
         },
         "auxnet": {"parameters": capacity.parameter_ratio, "flops": capacity.flop_ratio},
         "split": found["split"],
-        "settings": vars(args),
+        "settings": {name: value for name, value in vars(args).items() if name != "out"},
     }
-    write("auxnet_step_time", result)
+    write("auxnet_step_time", result, args.out)
     median = result["ratio"]["median"]
     print(f"auxnet / bp: {median:.3f} (target {TARGET}), best {min(ratios):.3f}, worst {max(ratios):.3f}")
     print(f"speed-up {1 / median:.2f}, formula with measured terms {terms.speed_up(2):.2f}; ", end="")

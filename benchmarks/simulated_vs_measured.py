@@ -1,28 +1,37 @@
 """Claim: for a profiled model on 2 ranks, the simulator predicts the time per batch of 1f1b, pipedream, dtr, petra and
 layerpipe within 10 % of what is measured (median of several rounds).
 
-    python benchmarks/simulated_vs_measured.py [--repeats 7] [--steps 8]
+    python benchmarks/simulated_vs_measured.py [--repeats 9] [--steps 8] [--only 1f1b dtr]
 
-Both ranks measure the blocks at the same time, at the size of a micro-batch, because they will also train at the same
-time; a layer's costs are those of the rank that holds it. The update of each stage and the link between the ranks are
-measured as well. Nothing is fitted to the runs.
+Rounds are short, and each predicts and measures every method within seconds, in turns which comes first, because the
+speed of a machine drifts within minutes. The ratio of each round counts. Nothing is fitted to the runs: what goes into
+a prediction is measured on both ranks at the same time, as they will also train at the same time.
+
+- Costs of the blocks at the size of a micro-batch, of the rank that holds them. The mean over passes, not the best:
+  jitter has mean 1, and only means of blocks add up to the mean of a stage.
+- The update of every block, with the copy of its weights where older ones are still needed.
+- The jitter of each rank's own stage. Predictions are the mean over several seeds.
+- A message of the size that crosses the border. With as many ranks as cores its CPU time is charged to both ends.
+
+The measured time is that of the steady state in which both ranks are at work.
 """
 
 from __future__ import annotations
 
-import argparse
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import interleave, spread, write
+from common import completions, options, spread, steady_seconds, write
 from layerpipe_speed import COSTS
 from layerpipe_speed import model as chain_model
+from link_cost import Courier, channel
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -30,25 +39,26 @@ import unlatch
 from unlatch.api.method_run import simulate_method
 from unlatch.methods import LayerPipe, Method, get
 from unlatch.models import build
-from unlatch.nn.chain import chain
+from unlatch.nn.chain import Block, chain
 from unlatch.nn.tree import split_batch
-from unlatch.plan import profile
+from unlatch.plan import jitter, profile
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
 from unlatch.plan.layerpipe_run import simulate_layerpipe
-from unlatch.schedule.channel import Channel
 from unlatch.schedule.simulator_stages import Machine
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)
+SEEDS = 8
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def images(size: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+def images(size: int = 64) -> Batch:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(size, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
     return x, torch.randint(10, (size,), generator=generator)
 
 
-def vectors(size: int = 1024) -> tuple[torch.Tensor, torch.Tensor]:
+def vectors(size: int = 512) -> Batch:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(size, 768, generator=generator), torch.randint(1152, (size,), generator=generator)
 
@@ -64,19 +74,24 @@ class Case:
 
     method: Method
     model: Callable[[], nn.Module]
-    data: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    data: Callable[[], Batch]
 
     def start(self) -> unlatch.Run:
-        where: dict[str, Any] = {} if self.costs_given else {"sample": self.data()}
+        where: dict[str, Any] = {} if self.places_tasks else {"sample": self.data()}
         return unlatch.parallelize(self.model(), self.method, stages=2, loss_fn=cross_entropy, optimizer=SGD, **where)
 
     @property
-    def costs_given(self) -> bool:
-        return isinstance(self.method, LayerPipe) and self.method.costs is not None
+    def places_tasks(self) -> bool:
+        return isinstance(self.method, LayerPipe) and self.method.places_tasks
 
     @property
     def parts(self) -> int:
         return int(self.method.microbatches)
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether an update of this rank's stage must leave the weights before it intact."""
+        return self.method.rules().weights == "stash" and self.method.gaps(2)[dist.get_rank()] > 0
 
 
 RESNET, REVNET = partial(picture_net, "resnet20"), partial(picture_net, "revnet14")
@@ -84,139 +99,205 @@ CASES = {
     "1f1b": Case(get("1f1b", microbatches=4), RESNET, images),
     "pipedream": Case(get("pipedream", microbatches=1), RESNET, images),
     "dtr": Case(get("dtr", microbatches=1), RESNET, images),
-    "petra": Case(get("petra", microbatches=1), REVNET, partial(images, 64)),
+    "petra": Case(get("petra", microbatches=1), REVNET, images),
     "layerpipe stages": Case(LayerPipe(mode="stages", microbatches=1), RESNET, images),
     "pipedream chain": Case(get("pipedream", microbatches=1), chain_model, vectors),
     "layerpipe chain": Case(LayerPipe(costs=COSTS, microbatches=1), chain_model, vectors),
 }
-RUNS: dict[str, unlatch.Run] = {}
 
 
-def block_costs(name: str) -> list[LayerCost]:
-    """Costs of the layers for one micro-batch, and updates, on this rank; call it on all ranks at once."""
+class Bench:
+    """What a rank keeps between calls."""
+
+    runs: dict[str, unlatch.Run]
+    courier: Courier
+
+
+def open_bench() -> None:
     torch.set_num_threads(1)
+    Bench.runs, Bench.courier = {}, Courier()
+
+
+def prepare(name: str) -> list[str] | None:
+    """Start a run and fill its pipeline. **Returns:** the blocks that start stages, if stages are whole."""
+    run = Bench.runs[name] = CASES[name].start()
+    train(name, 1)
+    return None if CASES[name].places_tasks else [run.plan.blocks[start] for start in run.plan.starts[1:]]
+
+
+def train(name: str, steps: int) -> list[float]:
+    """When each step was done on this rank."""
+    x, y = CASES[name].data()
+    dist.barrier()
+    return completions(lambda: Bench.runs[name].step(x, y), steps)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one rank measured: costs of the layers for one batch, jitter, bytes, CPU and time of a message."""
+
+    layers: list[LayerCost]
+    jitter: float
+    message: tuple[int, float, float]
+
+
+def observe(name: str, split: list[str] | None) -> Observation:
+    """Measure all that a prediction needs, on both ranks at once."""
     case = CASES[name]
     x, y = split_batch(case.data(), case.parts)[0]
     blocks = chain(case.model())
+    loss = partial(_loss, y)
     dist.barrier()
-    found = profile(blocks, x, partial(_loss, y))
-    updates = [_update_seconds(block.module) for block in blocks]
-    return [
-        LayerCost(
-            cost.name,
-            cost.forward * case.parts,
-            cost.input_grad * case.parts,
-            cost.weight_grad * case.parts + update,
-            activation_bytes=cost.output_bytes * case.parts,
-            weight_bytes=cost.weight_bytes,
-        )
-        for cost, update in zip(found, updates, strict=True)
-    ]
+    found = profile(blocks, x, loss, repeats=4, centre="mean")
+    updates = [_update_seconds(block.module, case.keeps_weights) for block in blocks]
+    own, entry, ends = _own_stage(blocks, x, split)
+    dist.barrier()
+    spread_of_times = jitter(own, entry, loss if ends else None, repeats=8)
+    borders = [cost.output_bytes for cost, above in zip(found, blocks[1:], strict=False) if _crosses(above, split)]
+    size = max(borders)
+    return Observation(
+        [
+            LayerCost(
+                cost.name,
+                cost.forward * case.parts,
+                cost.input_grad * case.parts,
+                cost.weight_grad * case.parts + update,
+                activation_bytes=cost.output_bytes * case.parts,
+                weight_bytes=cost.weight_bytes,
+            )
+            for cost, update in zip(found, updates, strict=True)
+        ],
+        spread_of_times,
+        (size, *Bench.courier.cost(size)),
+    )
 
 
 def _loss(target: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs, target)
 
 
-def _update_seconds(module: nn.Module) -> float:
+def _crosses(above: Block, split: list[str] | None) -> bool:
+    return split is None or above.name in split
+
+
+def _own_stage(blocks: list[Block], x: Any, split: list[str] | None) -> tuple[list[Block], Any, bool]:
+    """This rank's blocks, their input, and whether the loss is theirs; where tasks are placed, all blocks."""
+    if split is None:
+        return blocks, x, True
+    border = next(n for n, block in enumerate(blocks) if block.name == split[0])
+    if dist.get_rank() == 0:
+        return blocks[:border], x, False
+    with torch.no_grad():
+        for block in blocks[:border]:
+            x = block.module(x)
+    return blocks[border:], x, True
+
+
+def _update_seconds(module: nn.Module, keeps_weights: bool) -> float:
     params = list(module.parameters())
     if not params:
         return 0.0
     optimizer, seconds = SGD(params), []
-    for _ in range(5):
+    for _ in range(4):
         for p in params:
             p.grad = torch.zeros_like(p)
         start = time.perf_counter()
+        if keeps_weights:
+            for p in params:
+                p.data = p.data.clone()
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    # The first update also makes room for the momentum.
+    return statistics.fmean(seconds[1:])
 
 
-def link() -> tuple[float, float]:
-    """Bytes per second and latency between the two ranks."""
-    times: dict[int, float] = {}
-    for size in (1 << 14, 1 << 22):
-        block, seconds = torch.zeros(size, dtype=torch.uint8), []
-        for _ in range(12):
-            dist.barrier()
-            start = time.perf_counter()
-            for turn in range(2):
-                (dist.send if dist.get_rank() == turn else dist.recv)(block, 1 - dist.get_rank())
-            seconds.append((time.perf_counter() - start) / 2)
-        times[size] = statistics.median(seconds)
-    small, large = sorted(times)
-    bandwidth = (large - small) / max(1e-9, times[large] - times[small])
-    return bandwidth, times[small]
+def predict(name: str, split: list[str] | None, seen: Sequence[Observation]) -> tuple[float, Machine]:
+    """Seconds per batch in steady state, from what each rank measured; and the machine it is for."""
+    size, busy, seconds = (statistics.fmean(values) for values in zip(*(rank.message for rank in seen), strict=True))
+    spread_of_times = math.sqrt(statistics.fmean(rank.jitter**2 for rank in seen))
+    machine = Machine(channel(int(size), busy, seconds), jitter=spread_of_times)
+    seeded = [replace(machine, seed=seed) for seed in range(SEEDS)]
+    return statistics.fmean(_simulated(CASES[name], split, seen, one) for one in seeded), machine
 
 
-def prepare(name: str) -> Any:
-    """Start a run and fill its pipeline. **Returns:** the blocks that start stages, if stages are whole."""
-    torch.set_num_threads(1)
-    RUNS[name] = CASES[name].start()
-    feed(name, 4)
-    plan = RUNS[name].plan
-    return None if CASES[name].costs_given else [plan.blocks[start] for start in plan.starts[1:]]
-
-
-def feed(name: str, steps: int) -> None:
-    x, y = CASES[name].data()
-    for _ in range(steps):
-        RUNS[name].step(x, y)
-
-
-def measure(name: str, steps: int) -> float:
-    """Seconds per batch with a full pipeline."""
-    x, y = CASES[name].data()
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(steps):
-        RUNS[name].step(x, y)
-    dist.barrier()
-    return (time.perf_counter() - start) / steps
-
-
-def predict(name: str, costs: list[list[LayerCost]], split: list[str] | None, machine: Machine) -> float:
-    """Seconds per batch in steady state, from the costs that each rank measured."""
-    case = CASES[name]
+def _simulated(case: Case, split: list[str] | None, seen: Sequence[Observation], machine: Machine) -> float:
     if split is None:
-        assert isinstance(machine.channel, Channel)
+        assert isinstance(case.method, LayerPipe)
         plan = plan_layerpipe(COSTS, 2, case.method.mode)
         homes = {task.layer: task.processor for task in plan.tasks if task.kind == "F"}
-        layers = tuple(costs[homes[n]][n] for n in range(len(homes)))
+        layers = tuple(seen[homes[n]].layers[n] for n in range(len(homes)))
         return float(simulate_layerpipe(replace(plan, layers=layers), 40, machine, exact=False).interval)
-    first_above = next(n for n, layer in enumerate(costs[0]) if layer.name == split[0])
-    layers = (*costs[0][:first_above], *costs[1][first_above:])
+    border = next(n for n, layer in enumerate(seen[0].layers) if layer.name == split[0])
+    layers = (*seen[0].layers[:border], *seen[1].layers[border:])
     return simulate_method(case.method, layers, 2, split=split, machine=machine).time_per_batch
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--only", nargs="*", default=list(CASES))
-    args = parser.parse_args()
-    with unlatch.Ranks(2) as ranks:
-        bandwidth, latency = ranks.run(link)[0]
-        machine = Machine(Channel(bandwidth, latency))
-        costs = {name: ranks.run(block_costs, name) for name in args.only}
-        splits = {name: ranks.run(prepare, name)[0] for name in args.only}
-        times = interleave({n: lambda n=n: ranks.run(measure, n, args.steps)[0] for n in args.only}, args.repeats)
-    rows = {}
-    print(f"link: {bandwidth / 1e9:.2f} GB/s, {1e6 * latency:.0f} us")
-    for name in args.only:
-        predicted, measured = predict(name, costs[name], splits[name], machine), spread(times[name])
-        rows[name] = {"predicted": predicted, "measured": measured, "ratio": predicted / measured["median"]}
-        print(
-            f"{name:17} predicted {1e3 * predicted:8.1f} ms  measured {1e3 * measured['median']:8.1f} ms "
-            f"[{1e3 * measured['min']:.1f}, {1e3 * measured['max']:.1f}]  ratio {rows[name]['ratio']:.3f}"
+@dataclass(frozen=True)
+class Row:
+    """One method in one round."""
+
+    predicted: float
+    measured: float
+    machine: Machine
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+    def __str__(self) -> str:
+        link: Any = self.machine.channel
+        return (
+            f"predicted {1e3 * self.predicted:7.1f} ms  measured {1e3 * self.measured:7.1f} ms  ratio {self.ratio:.3f}"
+            f"  (jitter {self.machine.jitter:.1%}, link {link.bandwidth / 1e9:.2f} GB/s + {1e3 * link.latency:.2f} ms)"
         )
+
+
+def one_round(ranks: unlatch.Ranks, name: str, split: list[str] | None, steps: int, predict_first: bool) -> Row:
+    if predict_first:
+        seen = ranks.run(observe, name, split)
+        measured = steady_seconds(ranks.run(train, name, steps))
+    else:
+        measured = steady_seconds(ranks.run(train, name, steps))
+        seen = ranks.run(observe, name, split)
+    predicted, machine = predict(name, split, seen)
+    return Row(predicted, measured, machine)
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    links: list[Any] = [row.machine.channel for row in rows]
+    return {
+        "ratio": spread([row.ratio for row in rows]),
+        "predicted": spread([row.predicted for row in rows]),
+        "measured": spread([row.measured for row in rows]),
+        "jitter": spread([row.machine.jitter for row in rows]),
+        "link_bytes_per_second": spread([link.bandwidth for link in links]),
+        "link_latency": spread([link.latency for link in links]),
+    }
+
+
+def main() -> None:
+    parser = options(__doc__, repeats=9, steps=8)
+    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
+    args = parser.parse_args()
+    start = time.perf_counter()
+    rows: dict[str, list[Row]] = {name: [] for name in args.only}
+    with unlatch.Ranks(2) as ranks:
+        ranks.run(open_bench)
+        splits = {name: ranks.run(prepare, name)[0] for name in args.only}
+        for turn in range(args.repeats):
+            for name in args.only:
+                rows[name].append(one_round(ranks, name, splits[name], args.steps, predict_first=turn % 2 == 0))
+                print(f"round {turn + 1} {name:17} {rows[name][-1]}", flush=True)
+    print(f"{args.repeats} rounds in {time.perf_counter() - start:.0f} s")
+    for name in args.only:
+        found = spread([row.ratio for row in rows[name]])
+        print(f"{name:17} predicted / measured {found['median']:.3f} [{found['min']:.3f}, {found['max']:.3f}]")
     result = {
-        "rows": rows,
+        "rows": {name: summary(found) for name, found in rows.items()},
         "splits": splits,
-        "link": {"bytes_per_second": bandwidth, "latency": latency},
         "command": f"python benchmarks/simulated_vs_measured.py --repeats {args.repeats} --steps {args.steps}",
     }
-    print(write("simulated_vs_measured", result))
+    print(write("simulated_vs_measured", result, args.out))
 
 
 if __name__ == "__main__":
