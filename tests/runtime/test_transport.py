@@ -236,6 +236,25 @@ def test_large_tensors_travel_beside_the_header(wire):
     assert seen == [True, False, False] * 4 + [True]
 
 
+def test_a_peer_that_is_slow_to_listen_hears_our_leave(monkeypatch):
+    """It was taken for a death: the connection closed after the seconds that a peer has for its own leave."""
+    listens, heard = threading.Event(), []
+
+    class Slow(FakeDist):
+        @staticmethod
+        def send(tensor, peer, group):
+            listens.wait(PATIENCE)
+            heard.append(open_envelope(tensor).closes)
+
+    monkeypatch.setattr(transport, "dist", Slow)
+    link = transport.Link(1, SimpleNamespace(inbox=queue.Queue()), Mail(range(1)), Gossip())
+    timer = threading.Timer(0.2, listens.set)
+    timer.start()
+    link.close(timeout=0.0)
+    timer.join()
+    assert heard == [True]
+
+
 # ------------------------------------------------------------------------------------------------- mail
 
 

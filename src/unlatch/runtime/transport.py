@@ -74,12 +74,17 @@ class Link:
         """Hand over a message; returns at once. Its tensors must not be changed afterwards."""
         self._outbox.put(message)
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Send what is left, take leave of the peer, and wait for its own leave."""
+    def close(self, timeout: float = 10.0, sending: float = 60.0) -> None:
+        """Send what is left, take leave of the peer, and wait for its own leave.
+
+        **Arguments:** `timeout`: seconds for the peer to leave too; `sending`: for what it may be slow to take, since
+        without our leave it would take us for dead.
+        """
         self._closing = True
         self._outbox.put(None)
-        for thread in self._threads:
-            thread.join(timeout)
+        sender, receiver = self._threads
+        sender.join(sending)
+        receiver.join(timeout)
 
     def _send_all(self) -> None:
         try:
