@@ -37,13 +37,22 @@ def start(*arguments, launcher=("-m", "unlatch")):
     )
 
 
+def output(process):
+    """All that it says until it ends; one that does not end takes nobody's time afterwards."""
+    try:
+        return process.communicate(timeout=PATIENCE)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
 def wait_for_steps(folder, count, process):
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         if len(metrics.read(folder)) >= count:
             return
         time.sleep(0.05)
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)
     pytest.fail(f"no {count} steps: {process.communicate()[0]}")
 
 
@@ -54,7 +63,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_nobody_behind(unlatch, conf,
     wait_for_steps(tmp_path / "run", 8, process)
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
-    text, _ = process.communicate(timeout=PATIENCE)
+    text = output(process)
     assert process.returncode == 130, text
     assert "interrupted; continue with: unlatch train --resume run" in text
     assert "Traceback" not in text
@@ -91,7 +100,7 @@ def test_torchrun_trains_the_same_weights(unlatch, conf, tmp_path):
     unlatch("train", conf, "--out", "one", *flags)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "unlatch")
     process = start("train", conf, "--out", "two", *flags, launcher=launcher)
-    text, _ = process.communicate(timeout=PATIENCE)
+    text = output(process)
     assert process.returncode == 0, text
     assert text.count("writing to two") == 1
     one, other = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("one", "two"))
