@@ -52,7 +52,8 @@ def wait_for_steps(folder, count, process):
         if len(metrics.read(folder)) >= count:
             return
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
     pytest.fail(f"no {count} steps: {process.communicate()[0]}")
 
 
