@@ -51,3 +51,9 @@ def conf(tmp_path: Path) -> Path:
     path = tmp_path / "conf.toml"
     path.write_text(SMALL)
     return path
+
+
+@pytest.fixture
+def cut() -> tuple[str, ...]:
+    """Flags for two stages cut at a named place: runs that are compared must not be cut by times measured for each."""
+    return "--stages", "2", "--set", 'run.split=["layers.2"]'

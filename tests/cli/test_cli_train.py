@@ -42,6 +42,17 @@ def test_a_run_folder_holds_everything(unlatch, conf, tmp_path):
     assert (folder / "metrics.csv").read_text().startswith("step,time,name,value\n")
 
 
+def test_the_summary_names_the_cut_where_there_is_one(unlatch, conf, cut):
+    def split(*flags):
+        result = unlatch("train", conf, "--json", *flags)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["split"]
+
+    assert split("--method", "dtr", *cut) == ["layers.2"]
+    assert split("--method", "bp") == []
+    assert split("--method", "layerpipe", "--stages", 2) is None
+
+
 def test_events_are_those_of_all_stages_in_order_of_time(unlatch, conf, tmp_path):
     unlatch("train", conf, "--method", "fdg", "--stages", 3, "--out", "run")
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -131,9 +142,8 @@ def test_gradients_are_probed(unlatch, conf, tmp_path):
     assert (tmp_path / "run" / "probe.png").stat().st_size > 1000
 
 
-def test_two_processes_write_the_run_that_one_writes(unlatch, conf, tmp_path):
-    # Two runs measure the blocks twice, and may cut in two places.
-    flags = ("--method", "dtrp", "--stages", 2, "--epochs", 2, "--set", 'run.split=["layers.2"]')
+def test_two_processes_write_the_run_that_one_writes(unlatch, conf, cut, tmp_path):
+    flags = ("--method", "dtrp", "--epochs", 2, *cut)
     unlatch("train", conf, *flags, "--out", "one")
     result = unlatch("train", conf, *flags, "--processes", 2, "--out", "two", "--json")
     assert result.exit_code == 0, result.output

@@ -93,6 +93,14 @@ def test_automatic_cut_keeps_tied_blocks_together() -> None:
         make_plan(blocks, 4, costs=costs)
 
 
+def test_its_split_gives_the_same_cut_again() -> None:
+    blocks = chain([nn.Linear(n, n) for n in (3, 30, 5, 20, 7)])
+    plan = make_plan(blocks, 3)
+    assert plan.split is not None
+    assert make_plan(blocks, 3, split=plan.split).starts == plan.starts
+    assert make_plan(blocks, 1).split == ()
+
+
 def test_json_and_pickle() -> None:
     plan = make_plan(identities(5), 2, costs=[cost(str(i), 0.1, 0.3) for i in range(5)])
     text = json.dumps(plan.to_json())

@@ -30,6 +30,11 @@ class Compensation:
         self._waiting.append((x, y) if leads else (None, None))
         return self.rest() if len(self._waiting) == self.count else None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch waits for others to be joined with."""
+        return not self._waiting
+
     def rest(self) -> tuple[Tree, Tree] | None:
         """What has been collected so far, joined; `None` if nothing."""
         waiting, self._waiting = self._waiting, []

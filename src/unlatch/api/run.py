@@ -98,7 +98,10 @@ class Run:
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
         self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
         self._watch = ReconstructionWatch(engine.stages.values(), getattr(method, "tolerance", TOLERANCE))
+        #: Passes over the data that are complete.
         self.epochs = 0
+        #: Samples fed in the pass that `stop` cut short; 0 between passes.
+        self.inside = 0
         self.notes: list[str] = []
 
     # --------------------------------------------------------------- training
@@ -137,6 +140,7 @@ class Run:
         *,
         on_step: Callable[[StepResult], None] | None = None,
         on_epoch: Callable[[Epoch], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> list[Epoch]:
         """Train for some epochs; the pipeline stays filled between them and is emptied at the end.
 
@@ -145,33 +149,51 @@ class Run:
         - `loader`: yields `(x, y)`; iterated once per epoch on the leading rank only, after `set_epoch` if it has it.
         - `eval_loader`: evaluated after every epoch, at the newest weights.
         - `on_step`, `on_epoch`: called with each `StepResult` and `Epoch`.
+        - `stop`: asked on the leading rank before every batch that begins an update: never inside of an accumulation
+          or of batches that are processed as one. Once it says yes, nothing further is fed. The pass under way is then
+          neither evaluated nor counted; `inside` says how far it came. The loader may have been asked for one batch
+          more than that.
+
+        **Returns:** the epochs that were completed: fewer than asked for if `stop` said so.
         """
-        history = []
+        history: list[Epoch] = []
         for last in (n == epochs - 1 for n in range(epochs)):
             set_epoch = getattr(loader, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self.epochs)
             with self._reporting():
-                done = self._one_epoch(loader, last, on_step or _ignore)
+                done = self._one_epoch(loader, last, on_step or _ignore, stop or _never)
+            if done is None:
+                return history
             found = self.evaluate(eval_loader) if self._evaluates(eval_loader) else {}
             epoch = Epoch(self.epochs, done.mean_loss, done.samples, done.samples / done.seconds, found)
-            self.epochs += 1
+            self.epochs, self.inside = self.epochs + 1, 0
             history.append(epoch)
             if on_epoch is not None:
                 on_epoch(epoch)
         return history
 
-    def _one_epoch(self, loader: Loader | None, last: bool, on_step: Callable[[StepResult], None]) -> _Pass:
+    def _one_epoch(
+        self, loader: Loader | None, last: bool, on_step: Callable[[StepResult], None], stop: Callable[[], bool]
+    ) -> _Pass | None:
+        """**Returns:** `None` if `stop` cut it short."""
         total, start = _Pass(), time.perf_counter()
-        for finished in self._fed(loader):
+        for finished in self._fed(loader, stop, total):
             total.add(finished)
             on_step(self._result(finished))
-        if last:
+        # Only the leader has seen why the data ended.
+        total.stopped, self.inside = self._world.broadcast((total.stopped, self.inside))
+        if total.outlived and not total.stopped:
+            raise DataError(
+                f"the loader of stage {self._engine.lowest} goes on after {self._engine.batches} batches, where that of "
+                'stage 0 ended: with data="build" every rank needs a loader of the same batches'
+            )
+        if last or total.stopped:
             total.add(self._engine.drain())
         total.seconds = time.perf_counter() - start
-        return total
+        return None if total.stopped else total
 
-    def _fed(self, loader: Loader | None) -> Iterator[list[Finished]]:
+    def _fed(self, loader: Loader | None, stop: Callable[[], bool], total: _Pass) -> Iterator[list[Finished]]:
         """The leader feeds its loader's batches; the others follow until it announces the end."""
         engine, collect = self._engine, self._compensation
         if not engine.leads:
@@ -187,9 +209,18 @@ class Run:
                 raise DataError(
                     f"fit needs a loader of pairs (x, y), got {type(batch).__name__} from it; adapt the loader"
                 )
+            # Asked with the next batch at hand: without one the pass is complete, and there is nothing to cut short.
+            if engine.lowest == 0 and collect.is_empty and engine.between_updates and stop():
+                total.stopped = True
+                break
+            self.inside += batch_size(batch[0])
             unit = collect.add(*batch)
             if unit is not None:
-                yield engine.step(*unit) or []
+                finished = engine.step(*unit)
+                if finished is None:
+                    total.outlived = True
+                    return
+                yield finished
         if empty:
             raise DataError("the loader gave no batch: is it an iterator that was used up, or the data set empty?")
         rest = collect.rest()
@@ -218,7 +249,7 @@ class Run:
         with self._reporting():
             self._engine.recorder.pause()
             found = self._evaluate(self._engine.route(), loader)
-            with recalibrating(self._engine.stages) as estimating:
+            with recalibrating(self._engine.stages, self._engine.route()) as estimating:
                 self._evaluate(estimating, batches)
                 again = self._evaluate(self._engine.route(), loader)
             return found | {f"recalibrated_{name}": value for name, value in again.items() if name != "samples"}
@@ -273,7 +304,13 @@ class Run:
         """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch."""
         self.flush()
         self._engine.recorder.pause()
-        loop = {"epochs": self.epochs, "method": repr(self.method)}
+        loop = {
+            "epochs": self.epochs,
+            "inside": self.inside,
+            "method": repr(self.method),
+            "split": self.plan.split,
+            "joined": self._compensation.count,
+        }
         snapshot.save(Path(path), self._engine, self._names, self._world, loop)
 
     def load(self, path: str | Path, *, optimizer: bool = True) -> None:
@@ -281,7 +318,7 @@ class Run:
         self.flush()
         loop = snapshot.load(Path(path), self._engine, self._names, self._world, optimizer=optimizer)
         if optimizer:
-            self.epochs = int(loop.get("epochs", 0))
+            self.epochs, self.inside = int(loop.get("epochs", 0)), int(loop.get("inside", 0))
 
     # ------------------------------------------------------------------- end
 
@@ -320,6 +357,9 @@ class _Pass:
     def __init__(self) -> None:
         self.samples = 0
         self.seconds = 0.0
+        self.stopped = False
+        # Where every rank reads data of its own: whether the first one had no more while this one did.
+        self.outlived = False
         self._loss = 0.0
 
     def add(self, finished: Iterable[Finished]) -> None:
@@ -338,6 +378,10 @@ def _by_stage(measured: Any) -> int:
 
 def _ignore(_: object) -> None:
     pass
+
+
+def _never() -> bool:
+    return False
 
 
 def _first_line(error: BaseException | None) -> str:

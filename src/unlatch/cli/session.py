@@ -24,7 +24,7 @@ from .brief import Brief, loaders, make_run
 from .console import people
 from .progress import Display, Silent, display_for
 from .ranks import agree, gather, rank
-from .stopping import Stoppable, stop_file
+from .stopping import stop_file
 
 __all__ = ["Order", "train_session"]
 
@@ -71,10 +71,6 @@ _MEASURED = (
 )
 
 
-class _Stopped(Exception):
-    """The user asked to stop; raised on all ranks at the same place."""
-
-
 def train_session(brief: Brief, order: Order, data: tuple[Loader, Loader] | None = None) -> dict[str, Any]:
     """Train as the brief says. Called alike on every rank; the first one reads the data and writes the folder.
 
@@ -105,7 +101,6 @@ class _Session:
         self.probed: list[dict[str, float]] = []
         self._since = time.perf_counter()
         self._step = 0
-        self._source: Stoppable | None = None
 
     def train(self, train: Loader | None, test: Loader | None) -> dict[str, Any]:
         start = time.perf_counter()
@@ -114,20 +109,15 @@ class _Session:
         if self.order.probe_every:
             self.run.probe_gradients(every=self.order.probe_every, on_found=self._on_probe)
         left = self.brief.config.run.epochs - self.run.epochs
-        stop = stop_file(self.order.folder)
-        self._source = Stoppable(train, stop) if train is not None else None
-        judge = Stoppable(test, stop) if test is not None else None
         self.display = self._display()
         self._since = time.perf_counter()
-        status = "finished"
+        asked = stop_file(self.order.folder).exists
         try:
-            self.run.fit(self._source, left, judge, on_step=self._on_step, on_epoch=self._on_epoch)
-        except _Stopped:
-            status = "interrupted"
+            done = self.run.fit(train, left, test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked)
         finally:
             self.display.close()
         self.run.save(self.order.last)
-        return self._close(status, time.perf_counter() - start)
+        return self._close("finished" if len(done) == left else "interrupted", time.perf_counter() - start)
 
     def _display(self) -> Display:
         config = self.brief.config
@@ -145,11 +135,20 @@ class _Session:
             raise ConfigError(
                 f"{self.order.folder} has been trained for {self.run.epochs} epochs already: raise --epochs to continue"
             )
-        fed = int(checkpoint.read(self.order.last).state["loop"]["batches"])
-        self._step = fed
-        inside = (fed - self.run.epochs * self.brief.units) * self.brief.joined
-        if train is not None and 0 < inside < len(train):
-            train.load_state_dict(train.state_dict() | {"epoch": self.run.epochs, "batch": inside})
+        self._step = int(checkpoint.state(self.order.last)["loop"]["batches"])
+        if (problem := agree(self._enter_epoch(train) if train is not None else None)) is not None:
+            raise ConfigError(problem)
+
+    def _enter_epoch(self, train: Loader) -> str | None:
+        """Go to the first batch that was not fed. **Returns:** what is wrong if there is no such place."""
+        batch, surplus = divmod(self.run.inside, train.batch_size)
+        if surplus or batch >= len(train):
+            return (
+                f"{self.order.folder} was stopped after {self.run.inside} samples of epoch {self.run.epochs + 1}, and "
+                f"no batch of {train.batch_size} begins there: continue it with the batch size and data it had"
+            )
+        train.load_state_dict(train.state_dict() | {"epoch": self.run.epochs, "batch": batch})
+        return None
 
     # -------------------------------------------------------------- callbacks
 
@@ -170,13 +169,6 @@ class _Session:
         self.probed = []
 
     def _on_epoch(self, epoch: Epoch) -> None:
-        stopped = agree(self._source is not None and self._source.stopped)
-        if stopped:
-            # This epoch is not over: a continued run goes on inside it.
-            self.run.epochs -= 1
-            raise _Stopped
-        if agree(stop_file(self.order.folder).exists()):
-            raise _Stopped
         self.epochs.append(epoch)
         self._measure()
         self.display.epoch(epoch, max(stage["staleness"] for stage in self.stages))
@@ -234,6 +226,7 @@ class _Session:
             "model": config.model.name,
             "data": config.data.name,
             "processes": config.run.processes,
+            "split": self.run.plan.split,
             "microbatches": self.brief.method.microbatches,
             "batch_size": config.data.batch_size,
             "seed": config.run.seed,

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..errors import CheckpointMismatch
 from . import durable
 
-__all__ = ["FORMAT", "Checkpoint", "exists", "read", "write"]
+__all__ = ["FORMAT", "Checkpoint", "exists", "read", "state", "write"]
 
 #: Raised when the layout changes in a way that older versions cannot read.
 FORMAT = 1
@@ -90,13 +90,31 @@ def read(path: str | Path) -> Checkpoint:
     **Returns:** the tensors and the state. A missing, damaged or too new checkpoint is a `CheckpointMismatch` that
     names the file at fault.
     """
+    folder, manifest = _opened(path)
+    groups = {Path(name).stem: _load(folder / name, facts) for name, facts in manifest["files"].items()}
+    return Checkpoint(groups.pop(_MODEL), groups.pop(_OPTIMIZER), manifest["state"], groups)
+
+
+def state(path: str | Path) -> dict[str, Any]:
+    """The state that was written with a checkpoint; its tensors are neither read nor checked.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(folder + "/last", model={"w": torch.ones(2)}, optimizer={}, state={"step": 3})
+    ...     state(folder + "/last")
+    {'step': 3}
+    """
+    found: dict[str, Any] = _opened(path)[1]["state"]
+    return found
+
+
+def _opened(path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Where the files are, and what they should be."""
     path = Path(path).absolute()
     folder = durable.current(path)
     if not folder.is_dir():
         raise CheckpointMismatch(f"{path}: no checkpoint there; expected a folder with {_STATE}")
-    manifest = _manifest(folder / _STATE)
-    groups = {Path(name).stem: _load(folder / name, facts) for name, facts in manifest["files"].items()}
-    return Checkpoint(groups.pop(_MODEL), groups.pop(_OPTIMIZER), manifest["state"], groups)
+    return folder, _manifest(folder / _STATE)
 
 
 def exists(path: str | Path) -> bool:

@@ -22,6 +22,8 @@ class Plan:
     >>> plan = Plan(("a", "b", "c"), (0, 2), (0.2, 0.1), (10, 5), measured=True)
     >>> plan.stages, plan.period, round(plan.balance, 2)
     ((('a', 'b'), ('c',)), 0.2, 0.75)
+    >>> plan.split
+    ('c',)
     >>> Plan.from_json(plan.to_json()) == plan
     True
     """
@@ -46,6 +48,11 @@ class Plan:
         """Names of the blocks of each stage."""
         ends = (*self.starts[1:], len(self.blocks))
         return tuple(self.blocks[start:end] for start, end in zip(self.starts, ends, strict=True))
+
+    @property
+    def split(self) -> tuple[str, ...] | None:
+        """Names of the blocks that start the second and later stages: as `split=` they give this cut again."""
+        return tuple(self.blocks[start] for start in self.starts[1:])
 
     @property
     def period(self) -> float | None:

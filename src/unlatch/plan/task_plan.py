@@ -28,14 +28,19 @@ class TaskPlan(Plan):
     >>> one = Fraction(1)
     >>> tasks = [Task(*t) for t in (("F", 0, 0, one, 0), ("G", 0, 1, one, 1), ("F", 1, 1, one, 1), ("G", 1, 1, one, 1))]
     >>> plan = TaskPlan(("a", "b"), (0, 1), (1.0, 3.0), (4, 4), tasks=tuple(tasks), processors=2)
-    >>> plan.homes, plan.delays, plan.posts
-    ((0, 1), (1, 0), (0, 1))
+    >>> plan.homes, plan.delays, plan.posts, plan.split
+    ((0, 1), (1, 0), (0, 1), None)
     """
 
     tasks: tuple[Task, ...] = ()
     processors: int = 1
     #: Shape of the plan, as the planner calls it.
     mode: str = ""
+
+    @property
+    def split(self) -> None:
+        """Tasks are placed one by one: no list of blocks describes this plan."""
+        return
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -123,6 +123,11 @@ class Engine:
         return finished
 
     @property
+    def between_updates(self) -> bool:
+        """Whether the next batch begins an update; only the process that cuts batches knows."""
+        return self._in_update == 0
+
+    @property
     def next_update(self) -> int:
         """The first update that no batch fed so far contributes to."""
         return self._update + (self._in_update > 0)
