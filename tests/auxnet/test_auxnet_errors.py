@@ -42,6 +42,17 @@ X, Y = images([12])[0]
         ({"data": "guess"}, "data must be one of send, build"),
         ({"ablation": "everything"}, "ablation must be one of"),
         ({"units": "median"}, 'units must be "mean" or "sum"'),
+        ({"beta": float("inf")}, "beta must be finite and above 0, got inf"),
+        ({"serial_from": -3}, "serial_from must be a whole number, at least 0, got -3"),
+        ({"serial_from": "half"}, "serial_from must be a whole number"),
+        ({"depth": True}, "depth must be a whole number, at least 1, got True"),
+        ({"border_norm": "no"}, "border_norm must be true or false, got 'no'"),
+        ({"shared": "no"}, "shared must be true or false, got 'no'"),
+        ({"synthesiser_lr": 0}, "synthesiser_lr must be above 0 and finite, got 0"),
+        ({"aux_optimizer": 3}, "aux_optimizer must be a function of the parameters, got 3"),
+        ({"factory": "small"}, "factory must be a function of a Border .*, got 'small'"),
+        ({"factory": nn.Linear(2, 2)}, r"got a finished network \(Linear\)"),
+        ({"form": "lagrangian", "multiplier": 3}, "or a function, got 3"),
     ],
 )
 def test_settings(options, words):
@@ -52,10 +63,18 @@ def test_settings(options, words):
 def test_settings_of_the_relatives():
     with pytest.raises(ConfigError, match="learning_rate must be above 0"):
         DNI(learning_rate=0.0)
-    with pytest.raises(ConfigError, match="capacity must be at least 1"):
+    with pytest.raises(ConfigError, match="capacity must be a whole number, at least 1, got 0"):
         AuxVar(capacity=0)
     with pytest.raises(ConfigError, match="a multiplier needs the whole border"):
         SPH(form="lagrangian")
+    with pytest.raises(ConfigError, match="learning_rate must be above 0 and finite, got 'x'"):
+        DNI(learning_rate="x")
+    with pytest.raises(ConfigError, match="conditioned must be true or false"):
+        DNI(conditioned="maybe")
+    with pytest.raises(ConfigError, match=r"synthesiser must be a function of \(border_shape, classes\), got 3"):
+        DNI(synthesiser=3)
+    with pytest.raises(ConfigError, match=r"head must be a function of \(border_shape, output_shape\), got 3"):
+        DGL(head=3)
 
 
 def test_a_border_inside_a_block_cannot_be_asked_for():
@@ -73,6 +92,77 @@ def test_an_auxnet_of_the_wrong_shape(net):
 def test_an_auxnet_that_is_no_module():
     with pytest.raises(ShapeMismatch, match=r"must be a torch\.nn\.Module, got function"):
         conv_run(AuxNet(factory=lambda border: lambda x: x), 2)
+
+
+def test_an_auxnet_of_integers():
+    class Rounds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :1].expand(-1, 8, -1, -1).long()
+
+    with pytest.raises(ShapeMismatch, match=r"puts out \(8, 8, 8\) of torch\.int64 per sample"):
+        conv_run(AuxNet(factory=lambda border: Rounds()), 2)
+
+
+@pytest.mark.parametrize(
+    "net", [nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(3, 8, 3, padding=1).double()], ids=["channels", "type"]
+)
+def test_an_auxnet_that_does_not_take_the_raw_data(net):
+    with pytest.raises(ShapeMismatch, match=r"stage 1 fails on the raw data \(torch\.float32 \(2, 3, 8, 8\)\)"):
+        conv_run(AuxNet(factory=lambda border: net), 2)
+
+
+@pytest.mark.parametrize("factory", [lambda: nn.Identity(), lambda border: border.missing, nn.Linear])
+def test_a_factory_that_fails(factory):
+    with pytest.raises(ConfigError, match=r"the factory of the AuxNet of stage 1, called with \(Border\), failed: "):
+        conv_run(AuxNet(factory=factory), 2)
+
+
+def test_networks_beside_the_model_share_no_weights():
+    """Inline they would move together, on separate ranks they could not."""
+    common = nn.Conv2d(3, 8, 3, padding=1)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    with pytest.raises(ConfigError, match="the head of stage 1 shares weights"):
+        unlatch.parallelize(
+            nn.Sequential(common, nn.Conv2d(8, 8, 3), nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 5))),
+            DGL(head=lambda border, output: head),
+            stages=3,
+            loss_fn=cross_entropy,
+            optimizer=plain_sgd,
+            split=["1", "2"],
+            sample=(X, Y),
+        )
+    net = nn.Sequential(common, nn.Conv2d(8, 5, 8), nn.Flatten())
+    with pytest.raises(ConfigError, match="the AuxNet of stage 1 shares weights with the network"):
+        unlatch.parallelize(
+            net,
+            AuxNet(factory=lambda border: net[0]),
+            stages=2,
+            loss_fn=cross_entropy,
+            optimizer=plain_sgd,
+            split=["1"],
+            sample=(X, Y),
+        )
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "got"),
+    [(lambda *_: torch.zeros(3), r"shape \(3,\)"), (lambda *_: 1.0, "float"), (print, "NoneType")],
+)
+def test_a_multiplier_function_of_the_wrong_shape(multiplier, got):
+    run = conv_run(AuxNet(form="lagrangian", multiplier=multiplier), 2)
+    with pytest.raises(ConfigError, match=rf"tensor of shape \(12, 8, 8, 8\) for border 1.*got {got}"):
+        run.step(X, Y)
+
+
+def test_heads_and_synthesisers_that_do_not_fit():
+    with pytest.raises(ShapeMismatch, match=r"the head of stage 0 fails on \(8, 8, 8\) per sample"):
+        conv_run(DGL(head=lambda border, output: nn.Linear(3, 5)), 2)
+    with pytest.raises(ConfigError, match=r"the head of stage 0 must be a torch\.nn\.Module, got NoneType"):
+        conv_run(DGL(head=lambda border, output: None), 2)
+    with pytest.raises(ConfigError, match=r"the head function of stage 0, called with \(\(8, 8, 8\), \(5,\)\), failed"):
+        conv_run(DGL(head=lambda border: None), 2)
+    with pytest.raises(ConfigError, match=r"a Linear without loss\(h, target, gradient\)"):
+        conv_run(DNI(synthesiser=lambda shape, classes: nn.Linear(3, 3)), 2)
 
 
 def test_a_head_of_the_wrong_shape():

@@ -67,6 +67,7 @@ def build_local(blueprint: Blueprint, mail: Mail) -> LocalEngine:
         lag=method.lag(stages),
         raw_data=borders,
         builds_data=isinstance(method, BorderMethod) and method.data == "build",
+        layout=starts,
         before_update=_probing(method, local, workers, stages),
         recorder=recorder,
         microbatches=blueprint.parts,
@@ -102,6 +103,7 @@ class _Workshop:
         self.borders: dict[int, Border] = {}
         self.output: tuple[int, ...] = ()
         self.dtype = next((p.dtype for b in blueprint.blocks for p in b.module.parameters()), torch.float32)
+        self._trained = {id(p) for b in blueprint.blocks for p in b.module.parameters()}
         if self.stages > 1:
             self._look()
 
@@ -154,7 +156,8 @@ class _Workshop:
         border, options = self.borders[stage], self.blueprint.options
         if method.factory is not None:
             with replayable(options.seed, stage + _STREAM, 0):
-                parts: list[nn.Module] = [check_auxnet(method.factory(border), border)]
+                made = _made(f"factory of the AuxNet of stage {stage}", method.factory, border)
+            parts: list[nn.Module] = [self._own(check_auxnet(made, border), f"the AuxNet of stage {stage}")]
         else:
             parts = coarse_parts(border, self.blueprint.plan.starts, method.depth, shared=method.shared)
         net = Ranged(parts, border.shape, rescale=method.border_norm)
@@ -172,6 +175,19 @@ class _Workshop:
         kind = SharedAuxNetSource if method.shared else AuxNetSource
         return kind(method, trained, stage, options, size)
 
+    def _own(self, net: Any, described: str) -> nn.Module:
+        """The network itself, if no other part of the run trains any of its weights."""
+        if not isinstance(net, nn.Module):
+            raise ConfigError(f"{described} must be a torch.nn.Module, got {type(net).__name__}")
+        mine = {id(p) for p in net.parameters()}
+        if mine & self._trained:
+            raise ConfigError(
+                f"{described} shares weights with the network or with another one beside it; on separate ranks they "
+                "would drift apart. Return a new module for every stage (copy.deepcopy makes one)."
+            )
+        self._trained |= mine
+        return net
+
     def _synthesis(self, stage: int) -> Synthesis:
         """A guesser of the gradient at the output of `stage`."""
         method, border = self.method, self.borders[stage + 1]
@@ -181,9 +197,18 @@ class _Workshop:
             rate, make, conditioned = method.learning_rate, method.synthesiser, method.conditioned
         elif isinstance(method, AuxNet):
             rate = method.synthesiser_lr
+        known = classes if conditioned and self._has_classes() else 0
         with replayable(self.blueprint.options.seed, stage + _STREAM, 1):
-            build = make if make is not None else GradientSynthesiser
-            net = build(border.shape, classes if conditioned and self._has_classes() else 0).to(self.dtype)
+            if make is None:
+                net: nn.Module = GradientSynthesiser(border.shape, known)
+            else:
+                net = _made(f"synthesiser function of stage {stage}", make, border.shape, known)
+        self._own(net, f"the synthesiser of stage {stage}").to(self.dtype)
+        if not callable(getattr(net, "loss", None)):
+            raise ConfigError(
+                f"the synthesiser of stage {stage} is a {type(net).__name__} without loss(h, target, gradient): give "
+                "it one, as unlatch.nn.heads.GradientSynthesiser has"
+            )
         return Synthesis(Trained(net, lambda params: torch.optim.Adam(params, lr=rate)))
 
     def _has_classes(self) -> bool:
@@ -196,18 +221,36 @@ class _Workshop:
         assert isinstance(method, DGL)
         with replayable(options.seed, stage + _STREAM, 2):
             if method.head is not None:
-                net = method.head(border.shape, self.output)
+                net = _made(f"head function of stage {stage}", method.head, border.shape, self.output)
             else:
                 net = local_head(border.shape, self.output, f"the end of stage {stage}").to(self.dtype)
-        with torch.no_grad():
-            trial = net.eval()(torch.zeros(2, *border.shape, dtype=self.dtype))
-        if tuple(trial.shape[1:]) != self.output:
-            raise ShapeMismatch(
-                f"the head of stage {stage} puts out {tuple(trial.shape[1:])} per sample, the network {self.output}"
-            )
+        self._check_head(self._own(net, f"the head of stage {stage}"), stage)
         return Trained(
             net, _given(method.head_optimizer, options.optimizer), options.lr_scheduler, options.clip_grad_norm
         )
+
+    def _check_head(self, net: nn.Module, stage: int) -> None:
+        shape = self.borders[stage + 1].shape
+        try:
+            with torch.no_grad():
+                trial = net.eval()(torch.zeros(2, *shape, dtype=self.dtype))
+        except Exception as error:
+            raise ShapeMismatch(
+                f"the head of stage {stage} fails on {shape} per sample, what the stage puts out: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        got = tuple(trial.shape[1:]) if isinstance(trial, Tensor) else type(trial).__name__
+        if got != self.output:
+            raise ShapeMismatch(f"the head of stage {stage} puts out {got} per sample, the network {self.output}")
+
+
+def _made(what: str, make: Any, *arguments: Any) -> Any:
+    """What a user's function returns; its failure is told with what it was called with."""
+    try:
+        return make(*arguments)
+    except Exception as error:
+        shown = ", ".join(type(a).__name__ if isinstance(a, Border) else repr(a) for a in arguments)
+        raise ConfigError(f"the {what}, called with ({shown}), failed: {type(error).__name__}: {error}") from error
 
 
 def _given(factory: Any, default: Any) -> Any:

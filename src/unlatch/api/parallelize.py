@@ -123,6 +123,9 @@ def parallelize(
     mean_loss = loss_reduction == "mean"
     run = _connect(Blueprint(model, chosen, blocks, plan, options, homes, world, mean_loss, sample), stall_limit)
     run.notes += [n for n in (plan.note, note, stored) if n]
+    if isinstance(chosen, AuxNet):
+        sizes = [(part.stage, part.capacity) for part in run.method_statistics()]
+        run.notes += [f"the AuxNet of stage {stage} has {size}" for stage, size in sizes if size is not None]
     if run.advice is not None and run.advice.warning is not None and world.rank == 0:
         log.warning("%s", run.advice.warning)
     return run

@@ -185,8 +185,8 @@ class Run:
         total.stopped, self.inside = self._world.broadcast((total.stopped, self.inside))
         if total.outlived and not total.stopped:
             raise DataError(
-                f"the loader of stage {self._engine.lowest} goes on after {self._engine.batches} batches, where that of "
-                'stage 0 ended: with data="build" every rank needs a loader of the same batches'
+                f"the loader of stage {self._engine.lowest} goes on after {self._engine.batches} batches, where that "
+                'of stage 0 ended: with data="build" every rank needs a loader of the same batches'
             )
         if last or total.stopped:
             total.add(self._engine.drain())

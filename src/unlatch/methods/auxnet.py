@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..nn.auxiliary import Border
 from .base import register
 from .border import BorderMethod
+from .checks import check_flag, check_function, check_positive, check_whole
 from .local import OptimizerFactory
 
 __all__ = ["AuxNet"]
@@ -72,19 +73,23 @@ class AuxNet(BorderMethod):
         super().__post_init__()
         if self.multiplier is None:
             object.__setattr__(self, "multiplier", "none" if self.form == "penalty" else "replay")
-        if isinstance(self.multiplier, str) and self.multiplier not in MULTIPLIERS:
-            raise ConfigError(f"auxnet: multiplier must be one of {', '.join(MULTIPLIERS)}, got {self.multiplier!r}")
+        if not callable(self.multiplier) and self.multiplier not in MULTIPLIERS:
+            raise ConfigError(
+                f"auxnet: multiplier must be one of {', '.join(MULTIPLIERS)} or a function, got {self.multiplier!r}"
+            )
         if (self.form == "penalty") != (self.multiplier == "none"):
             raise ConfigError(
                 f'auxnet: form "{self.form}" does not go with multiplier {self.multiplier!r}: the penalty has none, '
-                'the '
-                "Lagrangian needs one"
+                "the Lagrangian needs one"
             )
         if self.correction not in ("chain-rule", "explicit"):
             raise ConfigError(f'auxnet: correction must be "chain-rule" or "explicit", got {self.correction!r}')
         for what in ("aux_steps", "depth"):
-            if not isinstance(getattr(self, what), int) or getattr(self, what) < 1:
-                raise ConfigError(f"auxnet: {what} must be a whole number, at least 1, got {getattr(self, what)!r}")
+            check_whole(f"auxnet: {what}", getattr(self, what), 1)
+        check_flag("auxnet: shared", self.shared)
+        check_positive("auxnet: synthesiser_lr", self.synthesiser_lr)
+        check_function("auxnet: factory", self.factory, "a Border (unlatch.nn.auxiliary.Border)")
+        check_function("auxnet: aux_optimizer", self.aux_optimizer, "the parameters")
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -111,7 +116,7 @@ class AuxNet(BorderMethod):
         if not whole and (self.multiplier == "rebuild" or self.aux_steps > 1 or self.shared):
             raise ConfigError(
                 'auxnet: multiplier="rebuild", aux_steps and shared need one update per batch: no accumulate, '
-                'microbatches=1'
+                "microbatches=1"
             )
 
     def lag(self, stages: int) -> int:

@@ -8,6 +8,7 @@ from ..errors import ConfigError
 from ..rules.border import BorderRule
 from .base import register
 from .border import BorderMethod
+from .checks import check_whole
 
 __all__ = ["SPH", "AuxVar"]
 
@@ -34,8 +35,7 @@ class AuxVar(BorderMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.capacity < 1:
-            raise ConfigError(f"{self.name}: capacity must be at least 1 sample, got {self.capacity!r}")
+        check_whole(f"{self.name}: capacity", self.capacity, 1)
         if self.imitate == 0 or self.ablation == "shallow":
             raise ConfigError(f'{self.name}: stored variables need imitate above 0, and know no "shallow" ablation')
         if self.true_share != 0.0:

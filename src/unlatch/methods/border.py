@@ -8,6 +8,7 @@ from typing import Literal
 from ..errors import ConfigError
 from ..rules.border import BorderRule
 from ..rules.ramp import Ramp, as_ramp, check_ramp, value_at
+from .checks import check_flag, check_whole
 from .local import Local
 
 __all__ = ["BorderMethod"]
@@ -85,9 +86,10 @@ class BorderMethod(Local):
             if getattr(self, what) not in known:
                 raise ConfigError(f"{self.name}: {what} must be one of {', '.join(known)}, got {getattr(self, what)!r}")
         for what, low in (("stage_steps", 1), ("warmup", 0), ("serial_every", 0), ("measure", 1), ("probe", 0)):
-            value = getattr(self, what)
-            if not isinstance(value, int) or value < low:
-                raise ConfigError(f"{self.name}: {what} must be a whole number, at least {low}, got {value!r}")
+            check_whole(f"{self.name}: {what}", getattr(self, what), low)
+        if self.serial_from is not None:
+            check_whole(f"{self.name}: serial_from", self.serial_from, 0)
+        check_flag(f"{self.name}: border_norm", self.border_norm)
         whole = self.accumulate == 1 and self.microbatches in ("auto", 1)
         if not whole and (self.stage_steps > 1 or self.probe or self.echo != 0.0):
             raise ConfigError(

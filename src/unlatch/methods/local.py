@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigError
 from ..rules.bundle import Rules
 from ..schedule import Schedule
 from ..schedule.concurrent import Concurrent
 from .base import Method, register
+from .checks import check_flag, check_function, check_positive
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory"]
 
@@ -60,6 +60,11 @@ class DGL(Local):
     name = "dgl"
     summary = "each stage has a classifier of its own; no gradient crosses a border"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_function("dgl: head", self.head, "(border_shape, output_shape)")
+        check_function("dgl: head_optimizer", self.head_optimizer, "the parameters")
+
     def lag(self, stages: int) -> int:
         return stages - 1
 
@@ -92,8 +97,9 @@ class DNI(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.learning_rate > 0:
-            raise ConfigError(f"dni: learning_rate must be above 0, got {self.learning_rate!r}")
+        check_positive("dni: learning_rate", self.learning_rate)
+        check_flag("dni: conditioned", self.conditioned)
+        check_function("dni: synthesiser", self.synthesiser, "(border_shape, classes)")
 
     def lag(self, stages: int) -> int:
         return stages if stages > 1 else 0

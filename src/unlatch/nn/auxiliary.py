@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ShapeMismatch
 from .chain import Block
-from .tree import Tree, map_tensors
+from .tree import Tree, flatten, map_tensors
 
 __all__ = [
     "Border",
@@ -157,15 +157,26 @@ def check_auxnet(net: object, border: Border, described: str = "the AuxNet") -> 
     """The network itself if it puts out what the stage takes in; else an error with both shapes."""
     if not isinstance(net, nn.Module):
         raise ShapeMismatch(f"{described} of stage {border.stage} must be a torch.nn.Module, got {type(net).__name__}")
-    with _evaluating(net):
-        out = net(border.sample)
+    try:
+        with _evaluating(net):
+            out = net(map_tensors(torch.clone, border.sample))
+    except Exception as error:
+        raise ShapeMismatch(
+            f"{described} of stage {border.stage} fails on the raw data ({_described(border.sample)}), which it must "
+            f"turn into {border.shape} per sample: {type(error).__name__}: {error}"
+        ) from error
     got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
     if got != border.shape or not out.is_floating_point():
+        kind = f" of {out.dtype}" if isinstance(out, Tensor) and not out.is_floating_point() else ""
         raise ShapeMismatch(
-            f"{described} of stage {border.stage} puts out {got} per sample, but the stage takes {border.shape}: it "
-            "must predict the stage's input exactly (see Border.shape)"
+            f"{described} of stage {border.stage} puts out {got}{kind} per sample, but the stage takes {border.shape}: "
+            "it must predict the stage's input exactly (see Border.shape)"
         )
     return net
+
+
+def _described(tree: Tree) -> str:
+    return ", ".join(f"{t.dtype} {tuple(t.shape)}" for t in flatten(tree)[0])
 
 
 @dataclass(frozen=True)
@@ -174,6 +185,8 @@ class Capacity:
 
     >>> Capacity(10, 40, 100, 1000).parameter_ratio
     0.25
+    >>> print(Capacity(10, 40, 100, 1000))
+    10 parameters and 100 FLOPs per sample, 25 % and 10 % of the blocks it stands for
     """
 
     parameters: int
@@ -188,6 +201,12 @@ class Capacity:
     @property
     def flop_ratio(self) -> float:
         return self.flops / max(1, self.replaced_flops)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameters:,} parameters and {self.flops:,} FLOPs per sample, {100 * self.parameter_ratio:.0f} % "
+            f"and {100 * self.flop_ratio:.0f} % of the blocks it stands for"
+        )
 
 
 def capacity(net: nn.Module, border: Border) -> Capacity:

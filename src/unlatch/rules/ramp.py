@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from ..errors import ConfigError
@@ -56,6 +57,7 @@ def check_ramp(name: str, ramp: Ramp, low: float, *, open_low: bool = False, hig
     bounds = f"above {low:g}" if open_low else f"at least {low:g}"
     bounds += f" and at most {high:g}" if high is not None else ""
     for _, value in points:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < low or (open_low and value == low) or (high is not None and value > high):
-            raise ConfigError(f"{name} must be {bounds}, got {value!r}")
+            finite = "finite and " if isinstance(value, float) and math.isinf(value) else ""
+            raise ConfigError(f"{name} must be {finite}{bounds}, got {value!r}")

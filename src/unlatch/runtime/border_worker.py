@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..methods.border import BorderMethod
 from ..nn.statistics import frozen_statistics
 from ..rules.border import relaxed_multiplier
@@ -122,7 +123,7 @@ class BorderWorker(Worker):
         now.lam = self.clock("aux_forward", job.micro, self.source.predict, job, keep=not self.replays)
         now.kappa = self.source.multiplier(job)
         if callable(self.multiplier):
-            now.kappa = self.multiplier(self.index, job.x, job.y)
+            now.kappa = self.clock("border", job.micro, given_multiplier, self.multiplier, self.index, job, now.lam)
         if not self.replays and not self.shallow:
             self.send(INPUT, -1, job, self._for_below(now, None if callable(self.multiplier) else now.kappa))
 
@@ -172,7 +173,9 @@ class BorderWorker(Worker):
             if self.synthesis is not None:
                 now.kappa_above = self.clock("border", job.micro, self.synthesis.guess, now.out, job.y)
             elif callable(self.multiplier):
-                now.kappa_above = self.multiplier(self.index + 1, job.x, job.y)
+                now.kappa_above = self.clock(
+                    "border", job.micro, given_multiplier, self.multiplier, self.index + 1, job, now.out
+                )
         if self.multiplier != "rebuild" or stage.last:
             self._backward(now)
         elif not stage.first:
@@ -226,13 +229,14 @@ class BorderWorker(Worker):
         now, micro = self.now, self.now.job.micro
         if self._echo is not None:
             self.clock("echo", micro, self._echo.mix, self.method.echo_at(micro.update))
-        self.clock("update", micro, self.stage.update)
         p, out = now.p, now.out
         for _ in range(0 if self.frozen else self.method.stage_steps - 1):
+            with self.stage.updater.unscheduled():
+                self.clock("update", micro, self.stage.update)
             with self._statistics:
                 now.out = self._run(now)
             self._backward(now)
-            self.clock("update", micro, self.stage.update)
+        self.clock("update", micro, self.stage.update)
         now.p, now.out = p, out
 
     def correct(self) -> None:
@@ -303,3 +307,15 @@ class BorderWorker(Worker):
 
     def _beta(self, job: Job) -> float:
         return self.method.beta_at(job.micro.update) * job.micro.scale
+
+
+def given_multiplier(function: Any, border: int, job: Job, like: Tensor) -> Tensor:
+    """What a user's function says, if it fits the border."""
+    found = function(border, job.x, job.y)
+    if not isinstance(found, Tensor) or found.shape != like.shape:
+        got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"the multiplier function must return a tensor of shape {tuple(like.shape)} for border {border}, the state "
+            f"of this batch there, got {got}"
+        )
+    return found.detach()

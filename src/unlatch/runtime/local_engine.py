@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,8 @@ from .worker import Worker
 
 __all__ = ["LocalEngine"]
 
+log = logging.getLogger("unlatch")
+
 
 class LocalEngine(Engine):
     """One tick per micro-batch, phase by phase.
@@ -32,6 +35,7 @@ class LocalEngine(Engine):
     - `lag`: ticks between the entry of a micro-batch and its report.
     - `raw_data`: whether every stage needs the raw batch, which then travels from rank to rank.
     - `builds_data`: whether every rank is fed the raw batch by its own caller instead.
+    - `layout`: position of the first block of each stage; what is trained beside the network belongs to it.
     - `before_update`: called in every tick before weights change, where the whole network is in this process.
     """
 
@@ -46,6 +50,7 @@ class LocalEngine(Engine):
         lag: int,
         raw_data: bool,
         builds_data: bool = False,
+        layout: Sequence[int] = (),
         before_update: Callable[[], None] | None = None,
         recorder: Recorder | None = None,
         **options: Any,
@@ -57,6 +62,8 @@ class LocalEngine(Engine):
         self._losses = losses
         self._raw_data = raw_data
         self._builds_data = builds_data
+        self._layout = list(layout)
+        self._handled = [0, 0]
         self._above = max(stages) + 1
         # The first message of a batch, from which the other ranks learn of it.
         self._opening = BATCH if raw_data else FORWARD
@@ -64,6 +71,9 @@ class LocalEngine(Engine):
         mail.capacity = max(mail.capacity, lag + 3)
 
     def step(self, x: Any = None, y: Any = None) -> list[Finished] | None:
+        if self._builds_data and self.lowest > 0 and self.mail.peek(BATCH, self.lowest).micro is None:
+            self.announce_end()
+            return None
         jobs = self._own_jobs(x, y) if self.leads else self._announced_jobs()
         if jobs is None:
             return None
@@ -74,6 +84,7 @@ class LocalEngine(Engine):
             count += 1
         self._fed += count
         self.batches += 1
+        self._handled = [self._handled[0] + count, self._handled[1] + 1]
         finished = self._collect(self._fed - self.lag)
         if self.lag == 0:
             self._restart()
@@ -91,11 +102,12 @@ class LocalEngine(Engine):
         if self.lowest == 0:
             return checksum((job.x, job.y))
         message = self.mail.take(BATCH, self.lowest)
-        if message.micro != job.micro or message.scalars is None:
-            theirs = str(message.micro) if message.micro is not None else "nothing more"
+        assert message.micro is not None
+        assert message.scalars is not None
+        if message.micro != job.micro:
             raise DataError(
-                f"stage {self.lowest} is fed {job.micro} ({job.micro.size} samples), stage 0 {theirs}: with "
-                'data="build" every rank needs a loader of the same batches'
+                f"stage {self.lowest} is fed {job.micro} ({job.micro.size} samples), stage 0 {message.micro} "
+                f'({message.micro.size} samples): with data="build" every rank needs a loader of the same batches'
             )
         check_same(job, message.scalars["checksum"], self.lowest)
         return message.scalars["checksum"]
@@ -172,7 +184,8 @@ class LocalEngine(Engine):
             LocalStatistics(
                 stage=worker.index,
                 seconds=dict(worker.clock.seconds),
-                micros=self._origin + self._fed,
+                micros=self._handled[0],
+                batches=self._handled[1],
                 records=list(worker.records),
                 cosines=list(probed.found[worker.index]) if probed is not None else [],
                 capacity=worker.capacity,
@@ -192,20 +205,39 @@ class LocalEngine(Engine):
         return found
 
     def extra_settings(self) -> dict[str, Any]:
-        """Learning rates and schedules of the same."""
-        return {
+        """Learning rates and schedules of the same, and the cut that it belongs to."""
+        settings: dict[str, Any] = {
             f"stage{worker.index}/{name}": trained.settings()
             for worker in self.workers
             for name, trained in worker.trained().items()
         }
+        return {"layout": self._layout, **settings}
 
     def load_extra(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint of the same method and stages has; leave fresh what it does not."""
+        """Take over what a checkpoint of the same method and cut has; leave fresh what it does not.
+
+        All ranks decide alike, so that copies stay in step and all agree on which samples are stored.
+        """
+        if tensors and settings.get("layout") != self._layout:
+            log.warning(
+                "the checkpoint is of a run cut at blocks %s, this one is cut at %s: what is trained beside the "
+                "network (AuxNets, heads, stored variables) begins anew",
+                settings.get("layout"),
+                self._layout,
+            )
+            tensors = {}
         for worker in self.workers:
             for name, trained in worker.trained().items():
                 own = _below(tensors, f"stage{worker.index}/{name}/")
                 if own and trained.load_tensors(own):
                     trained.load_settings(settings.get(f"stage{worker.index}/{name}", {}))
+                elif own:
+                    log.warning(
+                        "the %s of stage %d in the checkpoint is another network than the one of this run, which "
+                        "begins anew",
+                        name,
+                        worker.index,
+                    )
             worker.load_stored(_below(tensors, f"stage{worker.index}/table/"))
 
 

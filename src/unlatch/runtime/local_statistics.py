@@ -12,6 +12,8 @@ from .border_records import BorderRecord
 
 __all__ = ["LocalStatistics", "layer_parallel_times"]
 
+_SERIAL = ("forward", "backward", "update")
+
 
 @dataclass(frozen=True)
 class LocalStatistics:
@@ -21,7 +23,7 @@ class LocalStatistics:
 
     - `stage`: which.
     - `seconds`: time spent, by part of the work (`forward`, `backward`, `update`, `border`, `aux_forward`, ...).
-    - `micros`: micro-batches handled.
+    - `micros`, `batches`: handled in that time.
     - `records`: measurements at the border below, oldest first.
     - `cosines`: update, cosine with the gradient of backpropagation, ratio of the norms, where that was probed.
     - `capacity`: of the AuxNet.
@@ -33,6 +35,7 @@ class LocalStatistics:
     stage: int
     seconds: dict[str, float] = field(default_factory=dict)
     micros: int = 0
+    batches: int = 0
     records: Sequence[BorderRecord] = ()
     cosines: Sequence[tuple[int, float, float]] = ()
     capacity: Capacity | None = None
@@ -59,16 +62,24 @@ def layer_parallel_times(measured: Sequence[LocalStatistics], data: float = 0.0)
     """The terms of the speed-up formula, per batch, from what every stage measured.
 
     **Arguments:** `data`: seconds per batch to load and send it.
+
+    >>> stages = [LocalStatistics(k, {"forward": 1.0, "backward": 2.0, "aux_forward": 0.5 * k}, 4, 2) for k in (0, 1)]
+    >>> times = layer_parallel_times(stages)
+    >>> times.forward, times.backward, times.aux_forward, times.step(2)
+    (1.0, 2.0, 0.25, 1.75)
     """
 
-    def seconds(part: str) -> list[float]:
-        return [s.seconds.get(part, 0.0) / max(1, s.micros) for s in measured]
+    def seconds(*parts: str) -> list[float]:
+        return [sum(s.seconds.get(part, 0.0) for part in parts) / max(1, s.batches) for s in measured]
 
+    # What backpropagation does not have and no auxiliary network does: border losses, trial backwards, echoes.
+    known = {*_SERIAL, "aux_forward", "aux_backward"}
+    others = sorted({part for s in measured for part in s.seconds} - known)
     return LayerParallelTimes(
         data=data,
         forward=sum(seconds("forward")),
-        backward=sum(seconds("backward")) + sum(seconds("update")),
-        border=max(seconds("border")),
+        backward=sum(seconds("backward", "update")),
+        border=max(seconds(*others)),
         aux_forward=max(seconds("aux_forward")),
         aux_backward=max(seconds("aux_backward")),
     )

@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn.tree import Tree
+from .sources import Shortcut
 from .stage import Stage
 
 __all__ = ["recalibrating"]
@@ -23,6 +24,10 @@ class _Estimating:
 
     def __init__(self, stage: Stage, norms: list[_BatchNorm]) -> None:
         self._stage, self._norms = stage, norms
+
+    @property
+    def last(self) -> bool:
+        return self._stage.last
 
     def evaluate(self, inputs: Tree) -> Tree:
         """The stage's output, normalised with the batch's own statistics."""
@@ -40,10 +45,12 @@ class _Estimating:
 
 
 @contextmanager
-def recalibrating(stages: Mapping[int, Stage]) -> Iterator[dict[int, Any]]:
+def recalibrating(stages: Mapping[int, Stage], route: Mapping[int, Any]) -> Iterator[dict[int, Any]]:
     """Forget the running statistics inside the body; run batches through what is yielded to estimate them anew.
 
     On the way out the old statistics are back.
+
+    **Arguments:** `route`: the way through the network that is evaluated; statistics are those met on it.
     """
     norms = {
         index: [m for m in stage.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
@@ -55,7 +62,10 @@ def recalibrating(stages: Mapping[int, Stage]) -> Iterator[dict[int, Any]]:
         norm.reset_running_stats()
         norm.momentum = None
     try:
-        yield {index: _Estimating(stage, norms[index]) for index, stage in stages.items()}
+        estimating = {index: _Estimating(stage, norms[index]) for index, stage in stages.items()}
+        yield {
+            i: way.through(estimating[i]) if isinstance(way, Shortcut) else estimating[i] for i, way in route.items()
+        }
     finally:
         for norm, (buffers, momentum) in zip(listed, kept, strict=True):
             norm.momentum = momentum

@@ -17,7 +17,7 @@ from ..rules.border import corrected
 from .border_records import Meeting
 from .jobs import Job
 from .precision import autocast
-from .stage import Stage, StageOptions
+from .stage import StageOptions
 from .trained import Trained
 from .worker import Worker
 
@@ -163,7 +163,8 @@ class AuxNetSource(Source):
         for left in range(self._fits, 0, -1):
             self._backward(out, (out.detach() - aim) * (weight * stiffness / self.method.theta))
             if left > 1:
-                self.net.update()
+                # Several fits are one update of the run, as far as its learning rate is concerned.
+                self.net.update(schedule=False)
                 out = self._run(job)
 
     def distil(self, job: Job, x: Tensor) -> None:
@@ -185,8 +186,12 @@ class AuxNetSource(Source):
 class Shortcut:
     """The short way through the network, for evaluation: raw data, predicted input of the last stage, last stage."""
 
-    def __init__(self, stage: Stage, source: Source | None) -> None:
+    def __init__(self, stage: Any, source: Source | None) -> None:
         self._stage, self._source = stage, source
+
+    def through(self, stage: Any) -> Shortcut:
+        """The same way, with something else that has `last` and `evaluate` in place of the stage."""
+        return Shortcut(stage, self._source)
 
     def evaluate(self, inputs: Any) -> Any:
         """Hand raw data on, or at the last stage use it."""

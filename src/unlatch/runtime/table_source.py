@@ -144,4 +144,9 @@ class TableSource(Source):
     def load_tensors(self, found: dict[str, Tensor]) -> None:
         self._inputs = found["inputs"].clone() if "inputs" in found else None
         self._used = len(found.get("inputs", ()))
-        self._multipliers = found["multipliers"].clone() if "multipliers" in found else None
+        self._multipliers = None
+        if self._inputs is not None and self.method.form == "lagrangian":
+            # A run that went on without multipliers so far starts them at zero.
+            self._multipliers = (
+                found["multipliers"].clone() if "multipliers" in found else self._inputs.new_zeros(self._inputs.shape)
+            )

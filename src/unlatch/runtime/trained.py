@@ -34,8 +34,8 @@ class Trained:
         self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
         self._clip = clip_grad_norm
 
-    def update(self, batches: int = 1) -> None:
-        """Apply the gradients of `batches` batches, averaged."""
+    def update(self, batches: int = 1, *, schedule: bool = True) -> None:
+        """Apply the gradients of `batches` batches, averaged; move the learning-rate schedule on if `schedule`."""
         if self.optimizer is None:
             return
         if batches > 1:
@@ -44,7 +44,7 @@ class Trained:
             nn.utils.clip_grad_norm_(self.params, self._clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scheduler is not None:
+        if self.scheduler is not None and schedule:
             self.scheduler.step()
 
     def tensors(self) -> dict[str, Tensor]:

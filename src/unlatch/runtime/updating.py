@@ -84,6 +84,15 @@ class Updater:
                 self.scheduler.step()
         self.version += 1
 
+    @contextmanager
+    def unscheduled(self) -> Iterator[None]:
+        """Steps inside leave the learning-rate schedule where it is: together with the next they are one update."""
+        scheduler, self.scheduler = self.scheduler, None
+        try:
+            yield
+        finally:
+            self.scheduler = scheduler
+
     def predicted(self, steps: int, *, reuse: bool) -> list[Tensor] | None:
         """The weights `steps` updates ahead, or `None` if nobody predicts; with `reuse`, in the buffers used before."""
         predictor = self.rules.predictor

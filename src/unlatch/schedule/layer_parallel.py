@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 __all__ = ["LayerParallelTimes"]
 
@@ -24,6 +24,8 @@ class LayerParallelTimes:
     >>> times = LayerParallelTimes(0.0, 1.0, 2.0, 0.0, 0.1, 0.2)
     >>> round(times.speed_up(2), 3), round(times.break_even, 3), round(times.limit, 3)
     (1.667, 1.111, 10.0)
+    >>> print(times.text(2))
+    1.67 times as fast as bp at 2 stages (1800.0 ms a step), pays from 1.11 stages on, at most 10.0 times as fast
     """
 
     data: float
@@ -42,6 +44,25 @@ class LayerParallelTimes:
     def overhead(self) -> float:
         """Seconds that the method adds on every rank, whatever the number of stages."""
         return self.border + self.aux_forward + self.aux_backward
+
+    def summary(self, stages: int) -> dict[str, float | None]:
+        """Terms and predictions by name; `None` for what is infinite."""
+        predicted = {"break_even_stages": self.break_even, "limit": self.limit}
+        return {
+            **{f"{name}_seconds": value for name, value in asdict(self).items()},
+            "stages": stages,
+            "step_seconds": self.step(stages),
+            "speed_up": self.speed_up(stages),
+            **{name: value if math.isfinite(value) else None for name, value in predicted.items()},
+        }
+
+    def text(self, stages: int) -> str:
+        """The prediction in words."""
+        gain = f"{self.speed_up(stages):.2f} times as fast as bp at {stages} stages"
+        step = f"({1e3 * self.step(stages):.1f} ms a step)"
+        if math.isinf(self.break_even):
+            return f"{gain} {step}, pays at no number of stages: auxiliary networks cost more than is shared out"
+        return f"{gain} {step}, pays from {self.break_even:.2f} stages on, at most {self.limit:.1f} times as fast"
 
     def step(self, stages: int) -> float:
         """Predicted seconds per batch with the network spread evenly over `stages` ranks."""
