@@ -184,14 +184,16 @@ def test_inputs_are_left_as_they_are() -> None:
 
 
 def test_works_under_no_grad_and_with_frozen_parameters() -> None:
-    run = nn.Sequential(Coupling(nn.Linear(3, 3)), Coupling(nn.Linear(3, 3)), Coupling(nn.Identity())).double()
+    run = nn.Sequential(
+        Coupling(nn.Linear(3, 3)), Coupling(nn.Linear(3, 3)), Affine(), Coupling(nn.Identity())
+    ).double()
     run[0].requires_grad_(False)
     x = pair(2, 3)
     y, grad_y, true_grad_x, true = stored_graph(run, x, random_grad)
     with torch.no_grad():
         _, grad_x = invert_and_differentiate(run, y, grad_y)
     assert relative_error(grad_x, true_grad_x) < 1e-13
-    assert set(gradients(run)) == {"1.f.weight", "1.f.bias"}
+    assert set(gradients(run)) == {"1.f.weight", "1.f.bias", "2.scale"}
     assert_close(gradients(run), true)
 
 

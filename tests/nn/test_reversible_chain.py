@@ -114,6 +114,33 @@ def test_one_unused_output_stream() -> None:
         assert torch.allclose(true, found, atol=1e-14)
 
 
+class Scale(nn.Module):
+    """A module with an inverse of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return state[0] * self.log_scale.exp(), state[1] + state[0]
+
+    def inverse(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x = state[0] / self.log_scale.exp()
+        return x, state[1] - x
+
+
+def test_gradients_pass_modules_with_an_inverse_of_their_own() -> None:
+    """Autograd calls the backward of a run without grad mode; all gradients below such a module used to be zero."""
+    run = nn.Sequential(nn.Linear(6, 6), Split(), Scale(), Coupling(nn.Linear(3, 3)), Scale(), Scale(), Merge())
+    run.double()
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    (_, true, true_x), (_, found, found_x) = step(run, x), step(reversible(run), x)
+    assert_same(found, true, 1e-12)
+    assert true_x is not None
+    assert found_x is not None
+    assert float((found_x - true_x).abs().max()) < 1e-12
+
+
 def test_frozen_parameters_and_inputs_without_gradient() -> None:
     plain = network().double()
     for name, parameter in plain.named_parameters():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from unlatch.errors import PlanError
+from unlatch.errors import ConfigError, PlanError
 from unlatch.nn.chain import StageChain, chain
 from unlatch.nn.inverse_check import relative_error
 from unlatch.nn.randomness import replayable
@@ -265,6 +265,18 @@ def test_a_branch_that_changes_shape_is_named(branch: nn.Module) -> None:
     model = nn.Sequential(Coupling(nn.Linear(3, 3)), Coupling(branch)).double()
     with pytest.raises(PlanError, match=r"block '1'.*shape \(2, 3\).*got \(2, [14]\)"):
         check_reversible(nn.Sequential(*model), pair(2, 3))
+
+
+def test_a_branch_must_be_a_module() -> None:
+    with pytest.raises(ConfigError, match=r"must be an nn\.Module, .* got function"):
+        Coupling(lambda x: x)  # type: ignore[arg-type]
+
+
+def test_bad_permutations() -> None:
+    with pytest.raises(PlanError, match=r"Split\(1\) cannot cut a tensor of shape \(4,\), which has no such dimension"):
+        Split()(torch.zeros(4))
+    with pytest.raises(ConfigError, match="1 or more pixels a side, got 0"):
+        SpaceToDepth(0)
 
 
 def test_a_coupling_needs_two_streams() -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 import unlatch
 from recording import feed
 from rev_nets import regression, rev_net, rev_run
-from unlatch.errors import ConfigError, PlanError
+from unlatch.errors import ConfigError, NonFiniteLoss, PlanError
 from unlatch.methods import PETRA
 from unlatch.models import build
 from unlatch.nn import Coupling, Merge, Split, Streams
@@ -57,6 +57,40 @@ def with_middle(middle: nn.Module, channels: int = 8, out: int | None = None) ->
 def test_an_inverse_that_is_none() -> None:
     with pytest.raises(PlanError, match=r"block '2' is declared reversible, but inverse\(forward\(x\)\) differs .* by"):
         parallelize(with_middle(WrongInverse()), sample=images())
+
+
+class UnfinishedInverse(WrongInverse):
+    def inverse(self, state: Streams) -> Streams:
+        raise NotImplementedError("to be done")
+
+
+@pytest.mark.parametrize(
+    ("middle", "message"),
+    [
+        (WrongInverse(), r"block '2' is declared reversible, but inverse\(forward\(x\)\) differs .* by 1\.00e\+00"),
+        (UnfinishedInverse(), r"block '2' is declared reversible, .* failed with NotImplementedError: to be done"),
+    ],
+)
+def test_without_a_sample_the_first_batch_finds_it_before_any_update(middle: nn.Module, message: str) -> None:
+    """It used to train on, with a warning that blamed the learning rate."""
+    model = with_middle(middle)
+    before = [p.detach().clone() for p in model.parameters()]
+    run = parallelize(model)
+    with pytest.raises(PlanError, match=message):
+        run.step(*images())
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_data_that_are_not_finite_are_not_blamed_on_the_inverse() -> None:
+    x, y = images()
+    x[0, 0, 0, 0] = torch.nan
+    with pytest.raises(NonFiniteLoss):
+        parallelize(with_middle(Coupling(nn.Conv2d(4, 4, 1)))).step(x, y)
+
+
+def test_a_stored_stage_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match=r"store names stage 4, but the model is cut into 4: .* from 0 to 3"):
+        parallelize(with_middle(Coupling(nn.Identity())), PETRA(store=(1, 4)))
 
 
 def test_an_inverse_nobody_uses_is_not_checked() -> None:
@@ -117,13 +151,13 @@ def test_a_bad_reconstruction_is_named_with_the_cure(caplog: pytest.LogCaptureFi
     """Learning at a rate at which weights run away between forward and backward."""
     options = {"loss_fn": mse_loss}
     with caplog.at_level(logging.WARNING, "unlatch"):
-        run = rev_run("SRRH", PETRA(microbatches=1, store=(7,)), partial(torch.optim.SGD, lr=2.0), **options)
+        run = rev_run("SRRH", PETRA(microbatches=1, store=(0,)), partial(torch.optim.SGD, lr=2.0), **options)
         feed(run, regression(20))
     worst = run.statistics()[1].reconstruction_error
     assert worst is not None
     assert worst > 0.5
     told = [note for note in run.notes if "reconstructs its input" in note]
-    assert any(note.startswith("stage 1 ") and "store=(7, 1)" in note for note in told)
+    assert any(note.startswith("stage 1 ") and "store=(0, 1)" in note for note in told)
     assert len(told) == len({note.split()[1] for note in told})
     assert all(note in caplog.text for note in told)
 
@@ -142,7 +176,12 @@ def test_the_tolerance_is_an_option() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tolerance": 0.0}, "tolerance must be positive, got 0.0"),
+        ({"tolerance": 0.0}, "tolerance must be a positive number, got 0.0"),
+        ({"tolerance": "much"}, "tolerance must be a positive number, got 'much'"),
+        ({"store": 1}, r"store lists numbers of stages, .* such as store=\(1, 2\); got 1"),
+        ({"store": "12"}, "store lists numbers of stages, .* got '12'"),
+        ({"store": (1.5,)}, "store lists numbers of stages, .* got "),
+        ({"store": (-1,)}, "store lists numbers of stages, counted from 0"),
         ({"inputs": "keep"}, "inputs must be one of reverse, store, got 'keep'"),
         ({"weights": "latest"}, "weights must be one of current, stash, average, got 'latest'"),
         ({"order": "2f2b"}, "order must be one of ticked, 1f1b"),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..nn.chain import Block, StageChain, cut
 from ..nn.inverse_check import check_inverse
 from ..nn.inversion import is_reversible
@@ -30,7 +31,14 @@ def check_reversal(blocks: Sequence[Block], starts: Sequence[int], rules: Rules,
 
     **Returns:** a note on stages that store inputs where the user may not expect it, or `None`.
     """
-    if rules.activations != "reverse" or len(starts) == 1:
+    if rules.activations != "reverse":
+        return None
+    if beyond := [stage for stage in rules.store if stage >= len(starts)]:
+        raise ConfigError(
+            f"store names stage {beyond[0]}, but the model is cut into {len(starts)}: expected numbers from 0 to "
+            f"{len(starts) - 1}"
+        )
+    if len(starts) == 1:
         return None
     stages = cut(blocks, starts)
     reversing = [reverses(rules, i, len(stages), StageChain(stage)) for i, stage in enumerate(stages)]

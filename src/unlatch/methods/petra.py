@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..rules.bundle import Rules
@@ -55,9 +56,9 @@ class PETRA(Delayed):
         for option, allowed in choices.items():
             if getattr(self, option) not in allowed:
                 raise ConfigError(f"petra: {option} must be one of {', '.join(allowed)}, got {getattr(self, option)!r}")
-        if not self.tolerance > 0:
-            raise ConfigError(f"petra: tolerance must be positive, got {self.tolerance!r}")
-        object.__setattr__(self, "store", tuple(self.store))
+        if not isinstance(self.tolerance, int | float) or not self.tolerance > 0:
+            raise ConfigError(f"petra: tolerance must be a positive number, got {self.tolerance!r}")
+        object.__setattr__(self, "store", _stage_numbers(self.store))
 
     def schedule(self, stages: int) -> Schedule:
         return ticked(stages) if self.order == "ticked" else one_f_one_b_async(stages)
@@ -69,6 +70,13 @@ class PETRA(Delayed):
             statistics=self.bn,
             store=self.store,
         )
+
+
+def _stage_numbers(store: Any) -> tuple[int, ...]:
+    listed = isinstance(store, Collection) and not isinstance(store, str)
+    if not listed or not all(isinstance(stage, int) and stage >= 0 for stage in store):
+        raise ConfigError(f"petra: store lists numbers of stages, counted from 0, such as store=(1, 2); got {store!r}")
+    return tuple(store)
 
 
 def buffer_settings() -> dict[str, PETRA]:

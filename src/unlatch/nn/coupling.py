@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..errors import PlanError
+from ..errors import ConfigError, PlanError
 from .branch import as_stream, draw_seed, evaluate_branch
 from .statistics import frozen_statistics
 
@@ -43,6 +43,11 @@ class Coupling(nn.Module):
 
     def __init__(self, f: nn.Module) -> None:
         super().__init__()
+        if not isinstance(f, nn.Module):
+            raise ConfigError(
+                f"the branch of a coupling must be an nn.Module, which holds its parameters, got {type(f).__name__}: "
+                "put a function into the forward() of a module"
+            )
         self.f = f
 
     def forward(self, state: Streams) -> Streams:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import PlanError
-from .chain import Model, chain
+from .chain import Block, Model, chain
 from .inversion import draw_seeds, invert, is_reversible, units
 from .randomness import replayable
 from .statistics import frozen_statistics
 from .tree import Tree, flatten, map_tensors
 
-__all__ = ["check_inverse", "check_reversible", "relative_error"]
+__all__ = ["check_blocks", "check_inverse", "check_reversible", "relative_error"]
 
 
 def relative_error(found: Tree, true: Tree) -> float:
@@ -86,9 +87,14 @@ def check_reversible(model: Model, sample: Tree, tol: float | None = None) -> di
     >>> list(check_reversible(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2)))
     []
     """
+    return check_blocks(chain(model), sample, tol)
+
+
+def check_blocks(blocks: Iterable[Block], sample: Tree, tol: float | None = None) -> dict[str, float]:
+    """`check_reversible` for blocks that have names already."""
     errors: dict[str, float] = {}
     x = sample
-    for name, block in chain(model):
+    for name, block in blocks:
         if is_reversible(block):
             errors[name] = check_inverse(block, x, tol, name=name)
         with torch.no_grad(), frozen_statistics(block), replayable(0, 0, 0):

@@ -253,14 +253,14 @@ def _pull_back(
     with torch.no_grad():
         x_state = _invert_unit(unit, state, None, inverse_params)
     tensors, structure = flatten(x_state)
-    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-    # Copies: torch forbids in-place operations on leaves, and the module may use them.
-    inputs = unflatten(structure, [leaf.clone() for leaf in leaves])
+    leaves = [tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex()) for tensor in tensors]
     with torch.enable_grad():
+        # Copies: torch forbids in-place operations on leaves, and the module may use them.
+        inputs = unflatten(structure, [leaf.clone() for leaf in leaves])
         out = unit.module(inputs) if params is None else functional_call(unit.module, params, (inputs,))
     pairs = [(y, g) for y, g in zip(flatten(out)[0], flatten(grad)[0], strict=True) if y.requires_grad]
     weights = unit.module.parameters() if params is None else params.values()
-    wanted = [*leaves, *(weight for weight in weights if weight.requires_grad)]
+    wanted = [t for t in (*leaves, *weights) if t.requires_grad]
     if pairs:
         torch.autograd.backward([y for y, _ in pairs], [g.to(y.dtype) for y, g in pairs], inputs=wanted)
     grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import PlanError
+from ..errors import ConfigError, PlanError
 from .branch import as_stream
 from .coupling import Streams
 from .tree import Tree, map_tensors
@@ -46,6 +46,10 @@ class Split(Permutation):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Streams:
+        if not -x.dim() <= self.dim < x.dim():
+            raise PlanError(
+                f"Split({self.dim}) cannot cut a tensor of shape {tuple(x.shape)}, which has no such dimension"
+            )
         channels = x.shape[self.dim]
         if channels % 2:
             raise PlanError(
@@ -93,6 +97,8 @@ class SpaceToDepth(Permutation):
 
     def __init__(self, block: int = 2) -> None:
         super().__init__()
+        if block < 1:
+            raise ConfigError(f"SpaceToDepth needs patches of 1 or more pixels a side, got {block!r}")
         self.block = block
 
     def forward(self, state: Tree) -> Tree:

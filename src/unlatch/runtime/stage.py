@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss, ShapeMismatch, StageFailed
+from ..nn.chain import Block, StageChain
+from ..nn.inverse_check import check_blocks
 from ..nn.inversion import invert_and_differentiate, is_reversible
 from ..nn.randomness import replayable
 from ..nn.split_backward import Pending, input_gradients
@@ -127,6 +129,7 @@ class Stage:
         self._statistics = frozen_statistics(module)
         self._weighed: dict[tuple[Any, ...], int] = {}
         self._batches = 0
+        self._inverse_checked = False
 
     @property
     def version(self) -> int:
@@ -142,8 +145,12 @@ class Stage:
         """
         leaves, spec = flatten(inputs)
         kept = _Kept(micro, self.version, [t.detach() for t in leaves], spec)
+        if self.first and self.reverses:
+            # A coupling hands its input on as it is, and the caller may use the memory for the next batch.
+            kept.inputs = [t.clone() for t in kept.inputs]
         if self.recomputes or self.reverses:
             with torch.no_grad(), self._forward_weights(kept), self._uncounted("forward"):
+                self._check_inverse(kept)
                 self._observe(kept, target)
                 outputs = self._run(kept)
             self._keep_little(kept)
@@ -160,6 +167,25 @@ class Stage:
     def _observe(self, kept: _Kept, target: Tree) -> None:
         if self.observer is not None:
             self.observer.forward(self, kept.micro, unflatten(kept.spec, kept.inputs), target)
+
+    def _check_inverse(self, kept: _Kept) -> None:
+        """Once, before any update: with a wrong inverse a stage would learn, but from inputs that never were."""
+        if not self.reverses or self._inverse_checked:
+            return
+        self._inverse_checked = True
+        if all(bool(t.isfinite().all()) for t in kept.inputs):
+            with self._autocast():
+                check_blocks(self._blocks(), unflatten(kept.spec, kept.inputs), self._inverse_tolerance)
+
+    def _blocks(self) -> list[Block]:
+        if isinstance(self.module, StageChain):
+            return [Block(name, block) for name, block in zip(self.module.names, self.module.blocks, strict=True)]
+        return [Block(type(self.module).__name__, self.module)]
+
+    @property
+    def _inverse_tolerance(self) -> float | None:
+        """Wider under autocast, where an inverse written by the user may compute in half precision."""
+        return 5e-2 if self.options.precision == "bf16" else None
 
     def _keep_little(self, kept: _Kept) -> None:
         if self.recomputes:
