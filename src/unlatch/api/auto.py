@@ -45,6 +45,8 @@ class Prediction:
     #: One of `RISKS`.
     risk: str
     why: str = ""
+    #: Where tasks are placed one by one, the plan as `LayerPipePlan.to_json` has it.
+    placement: dict[str, Any] | None = None
 
     @property
     def key(self) -> tuple[bool, bool, int, float]:
@@ -114,6 +116,7 @@ def plan_auto(
     methods: Sequence[str | Method] | None = None,
     batch_size: int | None = None,
     machine: Machine | None = None,
+    linear: Sequence[bool] | None = None,
     momentum: float = 0.9,
     nesterov: bool = True,
     optimizer_slots: int = 1,
@@ -128,6 +131,7 @@ def plan_auto(
     - `methods`: which to compare; all of the library by default.
     - `batch_size`: samples per batch, which limits the micro-batches that a method may ask for.
     - `machine`: speeds, links, jitter.
+    - `linear`: as in `simulate_method`.
     - `momentum`, `nesterov`: of the optimizer, for the risk that delay brings.
     - `optimizer_slots`, `input_bytes`: as in `device_bytes`.
 
@@ -140,7 +144,7 @@ def plan_auto(
     refused: dict[str, str] = {}
     for one in methods if methods is not None else names():
         try:
-            run = simulate_method(one, costs, devices, batch_size=batch_size, machine=machine)
+            run = simulate_method(one, costs, devices, batch_size=batch_size, machine=machine, linear=linear)
         except PlanError as error:
             refused[one if isinstance(one, str) else one.name] = str(error)
             continue
@@ -180,6 +184,7 @@ def predict(
         staleness=late,
         stability=min(advice.limits),
         risk=risk,
+        placement=None if run.plan is None else run.plan.to_json(),
         why=_why(run, risk, late, None if fits else f"needs {size(memory)} of {size(memory_limit or 0)}"),
     )
 

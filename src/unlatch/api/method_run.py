@@ -24,6 +24,7 @@ __all__ = ["MethodRun", "simulate_method"]
 
 #: Fewer stages than there are devices are taken only if more are slower than this.
 _AS_FAST = 1.001
+_MOST_ACTIONS = 60_000_000
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def simulate_method(
     batch_size: int | None = None,
     split: Sequence[str] | None = None,
     machine: Machine | None = None,
+    linear: Sequence[bool] | None = None,
 ) -> MethodRun:
     """Simulate a method.
 
@@ -105,6 +107,7 @@ def simulate_method(
     - `split`: names of the layers that start the second and later stages; by default the best cut, links considered,
       with fewer stages where messages take longer than the stages save.
     - `machine`: speeds, links, jitter.
+    - `linear`: which layers are linear maps, if it is known: only they can share their D (`layerpipe`).
 
     >>> layers = [LayerCost(name, 1, 1, 1) for name in "abcd"]
     >>> run = simulate_method("pipedream", layers, 4)
@@ -119,7 +122,7 @@ def simulate_method(
     if isinstance(chosen, LayerPipe) and chosen.places_tasks and split is None:
         chosen = chosen.resolve(devices, batch_size)
         assert isinstance(chosen, LayerPipe)
-        return _placed(chosen, chain, devices, batches, machine)
+        return _placed(chosen, chain, devices, batches, machine, linear)
     if split is None:
         return _best_cut(chosen, chain, devices, batches, batch_size, machine)
     starts = _positions(chain, split)
@@ -166,10 +169,12 @@ def _staged(
     stages, parts = len(starts), method.microbatches
     assert parts != "auto", "the method is resolved"
     schedule = method.schedule(stages)
+    count = batches or _enough(schedule.flushes, stages, parts * method.accumulate) * method.accumulate
+    _check_size(3 * stages, count * parts)
     simulation = simulate_schedule(
         schedule,
         [_work(chain, starts, stage, method) for stage in range(stages)],
-        batches=batches or _enough(schedule.flushes, stages, parts * method.accumulate) * method.accumulate,
+        batches=count,
         microbatches=parts,
         per_update=method.accumulate,
         machine=_first_devices(machine, stages),
@@ -178,15 +183,30 @@ def _staged(
 
 
 def _placed(
-    method: LayerPipe, chain: Sequence[LayerCost], devices: int, batches: int | None, machine: Machine
+    method: LayerPipe,
+    chain: Sequence[LayerCost],
+    devices: int,
+    batches: int | None,
+    machine: Machine,
+    linear: Sequence[bool] | None,
 ) -> MethodRun:
     parts = method.microbatches
     assert parts != "auto", "the method is resolved"
     channel = machine.channel if isinstance(machine.channel, Channel) else FREE
-    plan = plan_layerpipe([_share(layer, parts) for layer in chain], devices, method.mode, channel=channel)
+    shares = [_share(layer, parts) for layer in chain]
+    plan = plan_layerpipe(shares, devices, method.mode, channel=channel, linear=linear)
     count = (batches or _enough(False, plan.busy_processors, parts)) * parts
+    _check_size(len(plan.tasks), count)
     simulation = simulate_layerpipe(plan, count, machine, exact=False)
     return MethodRun(method, tuple(chain), devices, simulation, plan=plan)
+
+
+def _check_size(actions: int, times: int) -> None:
+    if actions * times > _MOST_ACTIONS:
+        raise PlanError(
+            f"{times:,} micro-batches of {actions:,} actions each are more than {_MOST_ACTIONS:,} actions, which no "
+            "memory holds: simulate fewer batches (--batches) or fewer devices"
+        )
 
 
 def _enough(flushes: bool, stages: int, parts: int) -> int:

@@ -15,14 +15,17 @@ from torch import nn
 from .. import data, models
 from ..api import Run, parallelize
 from ..api.advice import advise_method
+from ..api.given_plan import follow_tasks, read_plan
 from ..config import Config
 from ..data.loader import Loader
-from ..methods import DTRP, Method, get
+from ..errors import ConfigError
+from ..methods import DTRP, LayerPipe, Method, get
+from ..nn.chain import chain
 from ..nn.tree import Tree
 from ..plan import Plan
 from ..schedule.stability import Advice
 
-__all__ = ["Brief", "build_model", "loaders", "make_run", "prepare", "updates_in"]
+__all__ = ["Brief", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,12 @@ def build_model(config: Config, options: dict[str, Any]) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if config.model.channels_last else model  # type: ignore[call-overload]
 
 
+def model_options(config: Config, train: Loader) -> dict[str, Any]:
+    """Arguments of the model's builder: what follows from the data, unless the settings say otherwise."""
+    suited = models.options_for(config.model.name, train.data.sample_shape, train.data.classes)
+    return suited | config.model.options
+
+
 def prepare(config: Config, train: Loader | None = None) -> Brief:
     """Read the data, build the model, measure it, cut it, and decide what was left open.
 
@@ -100,18 +109,27 @@ def prepare(config: Config, train: Loader | None = None) -> Brief:
     **Arguments:** `train`: the training batches if they are at hand; read otherwise.
     """
     loader = train or loaders(config)[0]
-    suited = models.options_for(config.model.name, loader.data.sample_shape, loader.data.classes)
-    options = suited | config.model.options
+    options = model_options(config, loader)
     model = build_model(config, options)
     sample = loader.batch(0, 0)
     method = get(config.method.name, **config.method.options)
+    plan = None if config.run.plan is None else _given(config, model, method)
     with _said() as remarks:
-        trial = _parallelize(config, model, method, sample=sample, distributed=False)
+        trial = _parallelize(config, model, method, sample=sample, distributed=False, plan=plan)
     advice = _advice(config, trial.method)
     # The plan shows its own note, and the advice has a place of its own.
     shown = {trial.plan.note, "" if trial.advice is None else trial.advice.warning}
     notes = tuple(dict.fromkeys(note for note in [*trial.notes, *remarks] if note not in shown))
     return Brief(config, trial.method, trial.plan, options, len(loader), notes, advice)
+
+
+def _given(config: Config, model: nn.Module, method: Method) -> Plan:
+    given = read_plan(str(config.run.plan), config.method.name)
+    if not isinstance(method, LayerPipe) or not given.tasks:
+        raise ConfigError(f"run.plan: {given.source} places no tasks of layerpipe: give it with --plan")
+    if given.stages != config.run.stages:
+        raise ConfigError(f"run.plan: {given.source} uses {given.stages} processors, but run.stages is not as many")
+    return follow_tasks(given, chain(model), method, config.run.precision)
 
 
 def _advice(config: Config, method: Method) -> Advice | None:

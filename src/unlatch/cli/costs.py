@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from ..api.layer_plan import linear_of
 from ..errors import ConfigError
 from ..nn.chain import chain
 from ..plan import profile
-from ..plan.layer_costs import LayerCost, from_profile, read_layer_costs
+from ..plan.layer_costs import LayerCost, read_layer_costs
+from ..plan.layer_groups import group_blocks, group_costs, grouped_profile
 from ..plan.mac import mac_costs
 from ..plan.model_costs import model_costs
 from ..plan.networks import network_shapes
 from ..plan.systolic import systolic_costs
-from .brief import build_model, loaders, prepare
+from .brief import build_model, loaders, model_options
 from .settings import read_settings
 
-__all__ = ["CostSource", "layer_costs"]
+__all__ = ["CostSource", "Layers", "layer_costs"]
+
+_BATCH, _ARRAY = 64, 128
 
 
 @dataclass(frozen=True)
@@ -27,38 +32,64 @@ class CostSource:
     network: str | None
     conf: Path | None
     model: str | None
-    batch: int
-    array: int
+    batch: int | None = None
+    array: int | None = None
     data_dir: str | None = None
 
 
-def layer_costs(source: CostSource) -> tuple[list[LayerCost], int | None]:
-    """**Returns:** the layers, and the samples per batch where the source tells."""
+class Layers(NamedTuple):
+    """The layers, the samples per batch where the source tells, and which layers are linear maps where it is known."""
+
+    costs: list[LayerCost]
+    batch: int | None = None
+    linear: list[bool] | None = None
+
+
+def layer_costs(source: CostSource) -> Layers:
+    """What to plan."""
     given = [x for x in (source.costs, source.network, source.conf) if x is not None]
     if len(given) != 1:
         raise ConfigError(
             "which layers? Expected one of: a settings file CONF.toml, --costs FILE, --network NAME (alexnet, vgg16, "
             f"resnet50, ...), got {len(given)} of them"
         )
+    if source.network is None and source.batch is not None:
+        raise ConfigError("--batch belongs to --network; files and settings have a batch of their own: leave it out")
+    if source.array is not None and source.model != "systolic":
+        raise ConfigError("--array belongs to --cost-model systolic: add it, or leave --array out")
     if source.costs is not None:
-        return read_layer_costs(source.costs), None
+        if source.model is not None:
+            raise ConfigError(f"--costs says what layers cost, so --cost-model {source.model} has nothing to do")
+        return Layers(read_layer_costs(source.costs))
     if source.network is not None:
-        shapes = network_shapes(source.network)
-        if source.model in (None, "mac"):
-            return mac_costs(shapes, batch=source.batch), source.batch
-        if source.model == "systolic":
-            return systolic_costs(shapes, batch=source.batch, rows=source.array, columns=source.array), source.batch
-        raise ConfigError(f"--cost-model for a network is mac or systolic, got {source.model!r}")
+        return _published(source.network, source.model or "mac", source.batch or _BATCH, source.array or _ARRAY)
     assert source.conf is not None
     return _own_model(source.conf, source.model or "measured", source.data_dir)
 
 
-def _own_model(conf: Path, how: str, data_dir: str | None) -> tuple[list[LayerCost], int]:
+def _published(name: str, how: str, batch: int, array: int) -> Layers:
+    shapes = network_shapes(name)
+    if how == "mac":
+        return Layers(mac_costs(shapes, batch=batch), batch)
+    if how == "systolic":
+        return Layers(systolic_costs(shapes, batch=batch, rows=array, columns=array), batch)
+    raise ConfigError(f"--cost-model for a network is mac or systolic, got {how!r}")
+
+
+def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
+    """Layers as training forms them: blocks without weights join the layer below, tied ones are one."""
     if how not in ("measured", "mac"):
         raise ConfigError(f"--cost-model for a model of one's own is measured or mac, got {how!r}")
-    config, _ = read_settings(conf, [], method="bp", data_dir=data_dir, stages=1, processes=1)
+    # Whatever the settings say of method and stages is what the plan is to decide.
+    config, _ = read_settings(conf, [], method="bp", data_dir=data_dir)
     loader = loaders(config)[0]
     x = loader.batch(0, 0)[0]
-    blocks = chain(build_model(config, prepare(config, loader).model_options))
-    costs = model_costs(blocks, x) if how == "mac" else from_profile(profile(blocks, x))
-    return costs, config.data.batch_size
+    blocks = chain(build_model(config, model_options(config, loader)))
+    spans = group_blocks(blocks)
+    precision = config.run.precision
+    if how == "mac":
+        costs = group_costs(model_costs(blocks, x), blocks, spans)
+    else:
+        costs = grouped_profile(profile(blocks, x, precision=precision), spans)
+    linear = [linear_of(blocks, span, precision) is not None for span in spans]
+    return Layers(costs, config.data.batch_size, linear)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..api.given_plan import GivenPlan, read_plan
 from ..config import Config, from_mapping, load
+from ..errors import ConfigError
 from ..methods import get
 
 __all__ = ["read_settings", "with_method", "with_run"]
@@ -18,6 +20,7 @@ def read_settings(
     *,
     method: str | None = None,
     data_dir: str | None = None,
+    plan: str | Path | None = None,
     **run: Any,
 ) -> tuple[Config, list[str]]:
     """Read a file and apply flags.
@@ -27,6 +30,7 @@ def read_settings(
     - `overrides`: as given to `--set`.
     - `method`: another method than the file's; options that it does not know are dropped.
     - `data_dir`: where the data are.
+    - `plan`: a file that `unlatch plan` wrote; says which method, and how many stages that begin where.
     - `run`: keys of the section `[run]`; `None` leaves them as they are.
 
     **Returns:** the settings, and what to tell the user about them.
@@ -35,12 +39,38 @@ def read_settings(
     >>> config.method.name, config.run.stages
     ('dtr', 2)
     """
+    if plan is not None:
+        return _with_plan(read_plan(plan, method), path, overrides, data_dir, run)
     flags = [f"run.{key}={value!r}" for key, value in run.items() if value is not None]
     if data_dir is not None:
         flags.append(f"data.dir={_quoted(data_dir)}")
     # Together, because one flag alone (more processes than the file's stages) may contradict the file.
     config = load(path, [*flags, *overrides])
     return (config, []) if method is None else with_method(config, method)
+
+
+def _with_plan(
+    given: GivenPlan, path: str | Path | None, overrides: Sequence[str], data_dir: str | None, run: dict[str, Any]
+) -> tuple[Config, list[str]]:
+    stages, processes = run.pop("stages", None), run.pop("processes", None)
+    if stages not in (None, given.stages):
+        raise ConfigError(
+            f"--stages {stages} contradicts the plan {given.source}, which uses {given.stages}: leave it out"
+        )
+    config, _ = read_settings(path, overrides, data_dir=data_dir, **run)
+    asked = config.run.processes if "processes" in config.run.model_fields_set else given.stages
+    set_by_hand = {override.partition("=")[0].strip() for override in overrides}
+    config, notes = with_method(config, given.method)
+    values = config.model_dump(exclude_none=True)
+    values["method"] |= {key: value for key, value in given.options.items() if f"method.{key}" not in set_by_hand}
+    values["run"] |= {
+        "stages": given.stages,
+        "processes": min(asked, given.stages) if processes is None else processes,
+        "split": "auto" if given.split is None else given.split,
+    }
+    if given.tasks:
+        values["run"]["plan"] = str(Path(given.source).absolute())
+    return from_mapping(values, f"settings with the plan {given.source}"), notes
 
 
 def with_method(config: Config, name: str) -> tuple[Config, list[str]]:

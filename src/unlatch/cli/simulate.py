@@ -10,16 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from ..api.method_run import MethodRun, simulate_method
+from ..errors import ConfigError
 from ..report.sweep import SweepRow, draw_sweep, parse_counts, sweep, write_sweep
 from ..report.timeline import save_timeline
 from ..report.timeline_page import timeline_html
 from ..report.trace import write_trace
-from ..schedule.channel import Channel
-from ..schedule.simulator_stages import Machine
 from .console import emit_json, people
 from .costs import CostSource, layer_costs
+from .machine import check_devices, machine_of, writable
 
 __all__ = ["command"]
+
+_PICTURES = (".png", ".svg", ".pdf")
 
 
 def command(
@@ -27,16 +29,20 @@ def command(
     costs: Annotated[Path | None, typer.Option(metavar="FILE", help="Layers as JSON: name, F, D, G, ... each.")] = None,
     network: Annotated[str | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
     cost_model: Annotated[str | None, typer.Option(help="mac or systolic; for a model: measured or mac.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples per batch of a published network.")] = 64,
-    array: Annotated[int, typer.Option(min=1, help="Rows and columns of a systolic array.")] = 128,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="Samples per batch of a published network.  [default: 64]")
+    ] = None,
+    array: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="Rows and columns of a systolic array.  [default: 128]")
+    ] = None,
     processors: Annotated[str, typer.Option(help="Devices: 4, 2..64, 1,2,4 or 2..64*2.")] = "4",
     methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")] = "pipedream",
     batches: Annotated[int | None, typer.Option(min=1, help="Batches; by default enough for a steady state.")] = None,
     bandwidth: Annotated[float, typer.Option(help="Bytes per unit of time of every link.")] = math.inf,
     latency: Annotated[float, typer.Option(help="Time a message travels.")] = 0.0,
     overlapped: Annotated[bool, typer.Option(help="Whether messages travel beside the computation.")] = True,
-    jitter: Annotated[float, typer.Option(min=0.0, help="Relative standard deviation of every time.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    jitter: Annotated[float, typer.Option(help="Relative standard deviation of every time.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the jitter.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Timeline, or curves of a sweep, as PNG or SVG.")] = None,
     html: Annotated[Path | None, typer.Option(help="Timeline as a page with zoom and hover.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Timeline for Perfetto.")] = None,
@@ -54,17 +60,28 @@ def command(
     """
     if network is None and costs is None and conf is None:
         network = "vgg16"
-    layers, samples = layer_costs(CostSource(costs, network, conf, cost_model, batch, array, data_dir))
-    machine = Machine(Channel(bandwidth, latency, overlapped), jitter=jitter, seed=seed)
-    counts = parse_counts(processors)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    rows = sweep(layers, counts, names, batches=batches, batch_size=samples, machine=machine)
+    counts = [check_devices(count) for count in parse_counts(processors)]
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    if not names:
+        raise ConfigError("--methods: which? Expected names separated by commas, as in pipedream,layerpipe")
+    machine = machine_of(bandwidth, latency, overlapped=overlapped, jitter=jitter, seed=seed)
+    for path, flag, endings in (
+        (picture, "--picture", _PICTURES),
+        (html, "--html", ()),
+        (trace, "--trace", ()),
+        (csv, "--csv", ()),
+    ):
+        writable(path, flag, endings)
+    layers, samples, linear = layer_costs(CostSource(costs, network, conf, cost_model, batch, array, data_dir))
+    rows = sweep(layers, counts, names, batches=batches, batch_size=samples, machine=machine, linear=linear)
     if csv is not None:
         write_sweep(csv, rows)
     if picture is not None and len(counts) > 1:
         draw_sweep(rows).savefig(picture)
     if html is not None or trace is not None or (picture is not None and len(counts) == 1):
-        one = simulate_method(names[0], layers, counts[0], batches=batches, batch_size=samples, machine=machine)
+        one = simulate_method(
+            names[0], layers, counts[0], batches=batches, batch_size=samples, machine=machine, linear=linear
+        )
         _draw(one, picture if len(counts) == 1 else None, html, trace)
     if as_json:
         emit_json({"rows": [asdict(row) for row in rows]})

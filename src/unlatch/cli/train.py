@@ -41,6 +41,7 @@ class _Request:
 
     conf: Path | None
     method: str | None
+    plan: Path | None
     overrides: list[str]
     run: dict[str, Any]
     data_dir: str | None
@@ -57,6 +58,10 @@ def command(
         Path | None, typer.Argument(metavar="CONF.toml", help="Settings. With --resume those of the run, unless given.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="Another method than the file's; see `unlatch methods`.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `unlatch plan` wrote: method, cut, one process per device in use."),
+    ] = None,
     stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
     processes: Annotated[int | None, typer.Option(help="Local processes that share the stages; 1 runs inline.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data, earlier ones included.")] = None,
@@ -94,6 +99,7 @@ def command(
     request = _Request(
         conf=conf,
         method=method,
+        plan=plan,
         overrides=overrides or [],
         run=run,
         data_dir=data_dir,
@@ -161,8 +167,15 @@ def _settings(request: _Request) -> tuple[Config, list[str]]:
         source = source or _newest_settings(folder.path)
     if source is None:
         raise ConfigError("which settings? Expected a TOML file: unlatch train conf.toml")
+    if request.resume is not None and request.plan is not None:
+        raise ConfigError("--plan is for a new run; one that is continued with --resume keeps its plan")
     config, notes = read_settings(
-        source, request.overrides, method=request.method, data_dir=request.data_dir, **request.run
+        source,
+        request.overrides,
+        method=request.method,
+        data_dir=request.data_dir,
+        plan=request.plan,
+        **request.run,
     )
     if request.probe_every and config.run.processes > 1:
         raise ConfigError(

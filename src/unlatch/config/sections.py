@@ -131,6 +131,7 @@ class RunSettings(_Section):
     loss: str = "cross_entropy"
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
     split: Literal["auto"] | tuple[str, ...] = "auto"
+    plan: str | None = None  # a file that `unlatch plan` wrote, where it places tasks (method layerpipe)
     threads: Positive = 1  # per process
     out: str | None = None
 

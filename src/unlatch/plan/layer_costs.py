@@ -165,13 +165,16 @@ def layer_costs_from_json(data: Any, source: str = "costs") -> list[LayerCost]:
             f'{source}: expected a list of layers, [{{"name": ..., "F": ..., "D": ..., "G": ..., "activation_bytes": '
             f'..., "weight_bytes": ...}}, ...], got {"an empty list" if data == [] else type(data).__name__}'
         )
-    layers = as_chain([_layer(entry, position, source) for position, entry in enumerate(data)])
+    try:
+        layers = as_chain([_layer(entry, position) for position, entry in enumerate(data)])
+    except PlanError as error:
+        raise PlanError(f"{source}: {error}") from None
     first: dict[str, int] = {}
     for position, layer in enumerate(layers):
         if first.setdefault(layer.name, position) != position:
             raise PlanError(
-                f"{source}: layers {first[layer.name]} and {position} are both called {layer.name!r}: plans name layers, "
-                "so give each a name of its own"
+                f"{source}: layers {first[layer.name]} and {position} are both called {layer.name!r}: "
+                "plans name layers, so give each a name of its own"
             )
     return layers
 
@@ -198,9 +201,9 @@ def write_layer_costs(path: str | Path, costs: Sequence[LayerCost]) -> None:
     Path(path).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _layer(entry: Any, position: int, source: str) -> LayerCost:
+def _layer(entry: Any, position: int) -> LayerCost:
     name = entry.get("name") if isinstance(entry, Mapping) else None
-    where = f"{source}: {_where(position, name)}"
+    where = _where(position, name)
     if not isinstance(entry, Mapping):
         raise PlanError(f"{where}: expected an object with {', '.join(_REQUIRED)}, got {type(entry).__name__}")
     for key in entry:

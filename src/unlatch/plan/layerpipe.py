@@ -129,6 +129,7 @@ def plan_layerpipe(
     *,
     channel: Channel = FREE,
     most_parts: int | None = None,
+    linear: Sequence[bool] | None = None,
 ) -> LayerPipePlan:
     """The best consecutive placement of all tasks.
 
@@ -139,6 +140,7 @@ def plan_layerpipe(
     - `mode`: see `chain_items`.
     - `channel`: links between neighbours. If messages take time, the cut also depends on what crosses it.
     - `most_parts`: 2 keeps every D on at most two processors even where it is longer than the interval.
+    - `linear`: which layers are linear maps; of others no D is shared. All by default.
 
     >>> plan = plan_layerpipe([LayerCost(name, 1, 1, 1) for name in "abcd"], 2)
     >>> plan.initiation_interval, plan.delays.gradient
@@ -149,6 +151,8 @@ def plan_layerpipe(
     chain = as_chain(costs)
     how = check_mode(mode)
     items = chain_items(chain, how)
+    if linear is not None:
+        items = [item if linear[item.tasks[0][1]] else item._replace(divisible=False) for item in items]
     _, parts = split_row([i.size for i in items], [i.divisible for i in items], processors, most_parts)
     placed = [Task(kind, layer, p.processor, p.fraction) for p in parts for kind, layer in items[p.item].tasks]
     plan = assemble(chain, processors, how, placed, channel=channel)

@@ -19,6 +19,7 @@ from ..schedule.simulator_stages import Machine
 
 __all__ = ["SweepRow", "draw_sweep", "parse_counts", "sweep", "write_sweep"]
 
+_MOST_COUNTS = 1000
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 
 
@@ -54,8 +55,12 @@ def parse_counts(text: str) -> list[int]:
             ratio = int(factor) if factor else 0
         except ValueError:
             raise ConfigError(f"{text!r} are no numbers of devices: write 2..64, 1,2,4 or 2..64*2") from None
-        if first < 1 or last < first or ratio == 1 or ratio < 0:
+        if first < 1 or last < first:
             raise ConfigError(f"{part!r} is no range of devices: write it from small to large, from 1 on")
+        if factor and (ratio < 2 or not dots):
+            raise ConfigError(f"{part!r}: after * stands the factor, at least 2, between numbers of a range: 2..64*2")
+        if not factor and len(found) + last - first >= _MOST_COUNTS:
+            raise ConfigError(f"{part!r} are too many numbers of devices, more than {_MOST_COUNTS:,}: try *2")
         while first <= last:
             found.append(first)
             first = first * ratio if ratio else first + 1
@@ -70,6 +75,7 @@ def sweep(
     batches: int | None = None,
     batch_size: int | None = None,
     machine: Machine | None = None,
+    linear: Sequence[bool] | None = None,
 ) -> list[SweepRow]:
     """Simulate every method on every number of devices.
 
@@ -83,7 +89,9 @@ def sweep(
     counts = list(processors)
     for method in methods:
         for count in counts:
-            run = simulate_method(method, costs, count, batches=batches, batch_size=batch_size, machine=machine)
+            run = simulate_method(
+                method, costs, count, batches=batches, batch_size=batch_size, machine=machine, linear=linear
+            )
             simulation = run.simulation
             rows.append(
                 SweepRow(

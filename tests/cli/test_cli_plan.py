@@ -1,0 +1,489 @@
+"""`unlatch plan`: the hand-worked tables through the command line, plans that `train` follows, and bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+#: LayerPipe divisible, LayerPipe atomic, straight PipeDream: by number of processors.
+INTERVALS = {
+    "unit": {
+        1: (11, 11, 11),
+        2: (5.5, 6, 6),
+        3: (4, 4, 5),
+        4: (2.75, 3, 3),
+        5: (2.5, 3, 3),
+        6: (2, 2, 3),
+        8: (1.5, 2, 3),
+        11: (1, 1, 3),
+    },
+    "mixed": {
+        1: (29, 29, 29),
+        2: (16, 16, 20),
+        3: (10, 12, 12),
+        4: (8, 8, 12),
+        5: (6.5, 7, 12),
+        6: (6, 6, 12),
+        8: (4, 4, 12),
+        11: (4, 4, 12),
+    },
+}
+TIMES = {"unit": (1, 1, 1, 1), "mixed": (1, 2, 4, 3)}
+KEYS = {"initiation_interval", "loads", "tasks", "delays", "utilisation", "communication_bytes"}
+
+
+def chain(*times: float, **other: object) -> list[dict[str, object]]:
+    return [{"name": f"l{n}", "F": t, "D": t, "G": t, **other} for n, t in enumerate(times)]
+
+
+@pytest.fixture
+def costs(tmp_path):
+    """Write layers to a file."""
+
+    def write(layers: object) -> Path:
+        path = tmp_path / "layers.json"
+        path.write_text(layers if isinstance(layers, str) else json.dumps(layers))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def answer(unlatch, costs):
+    """The JSON that `unlatch plan` prints for a chain."""
+
+    def ask(layers: object, processors: int, *flags: object) -> dict:
+        result = unlatch("plan", "--costs", costs(layers), "--processors", processors, *flags, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return ask
+
+
+# ------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("name", INTERVALS)
+def test_intervals_of_both_chains(answer, name):
+    for processors, (divisible, atomic, straight) in INTERVALS[name].items():
+        for mode, expected in (("divisible", divisible), ("atomic", atomic)):
+            found = answer(chain(*TIMES[name]), processors, "--method", "layerpipe", "--mode", mode)
+            assert found["initiation_interval"] == expected, (mode, processors)
+            assert found.keys() >= KEYS
+            assert len(found["loads"]) == processors
+            assert max(found["loads"]) == expected
+            assert sum(found["loads"]) == pytest.approx(3 * sum(TIMES[name]) - TIMES[name][0])
+            assert found["utilisation"] == pytest.approx(sum(found["loads"]) / processors / expected)
+            assert {"task", "layer", "processor", "fraction", "slot"} <= found["tasks"][0].keys()
+        found = answer(chain(*TIMES[name]), processors, "--method", "pipedream")
+        assert found["initiation_interval"] == straight
+        assert found.keys() >= KEYS
+
+
+def mapping(found: dict) -> list[list[str]]:
+    """What each processor does, as `task + layer from 1 on [x fraction] @ slot`."""
+    rows: list[list[str]] = [[] for _ in found["loads"]]
+    for task in found["tasks"]:
+        share = "" if task["fraction"] == 1 else f"*{task['fraction']}"
+        rows[task["processor"]].append(f"{task['task']}{task['layer'] + 1}{share}@{task['slot']}")
+    return [sorted(row) for row in rows]
+
+
+MAPPINGS = {
+    2: (
+        ["F1@0 G1@2 D2@2 F2@0 G2@2 D3*0.5@2", "D3*0.5@1 F3@1 G3@1 D4@1 F4@1 G4@1"],
+        [2, 2, 0, 0],
+        1,
+    ),
+    4: (
+        ["F1@0 G1@6 D2*0.75@6", "D2*0.25@5 F2@1 G2@5 D3*0.5@5", "D3*0.5@4 F3@2 G3@4 D4*0.25@4", "D4*0.75@3 F4@3 G4@3"],
+        [6, 4, 2, 0],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("processors", MAPPINGS)
+def test_mappings_slots_and_delays_of_equal_layers(answer, processors):
+    rows, delays, utilisation = MAPPINGS[processors]
+    found = answer(chain(1, 1, 1, 1), processors, "--method", "layerpipe")
+    assert mapping(found) == [sorted(row.split()) for row in rows]
+    assert found["delays"] == delays
+    assert found["utilisation"] == utilisation
+
+
+def test_the_stash_of_four_equal_layers(answer):
+    assert answer(chain(1, 1, 1, 1), 4, "--method", "layerpipe")["weight_stash"] == [0, 5, 3, 1]
+
+
+def test_six_processors_with_whole_tasks(answer):
+    found = answer(chain(1, 1, 1, 1), 6, "--method", "layerpipe", "--mode", "atomic")
+    tasks = [sorted(task.split("@")[0] for task in row) for row in mapping(found)]
+    assert tasks == [["F1", "G1"], ["D2", "F2"], ["D3", "G2"], ["F3", "G3"], ["D4", "F4"], ["G4"]]
+    assert found["delays"] == [6, 3, 2, 1]
+
+
+def test_three_processors_take_four_units(answer):
+    found = answer(chain(1, 1, 1, 1), 3, "--method", "layerpipe", "--mode", "atomic")
+    assert found["initiation_interval"] == 4
+    assert found["utilisation"] == pytest.approx(11 / 12)
+
+
+def test_pipedream_stages_loads_and_versions(answer):
+    found = answer(chain(1, 1, 1, 1), 3, "--method", "pipedream")
+    assert found["stages"] == [
+        {"first": 0, "end": 2, "replicas": 1},
+        {"first": 2, "end": 3, "replicas": 1},
+        {"first": 3, "end": 4, "replicas": 1},
+    ]
+    assert (found["loads"], found["utilisation"]) == ([5, 3, 3], pytest.approx(11 / 15))
+    assert (found["versions"], found["delays"], found["split"]) == ([3, 2, 1], [2, 2, 1, 0], ["l2", "l3"])
+    found = answer(chain(1, 1, 1, 1), 4, "--method", "pipedream")
+    assert (found["loads"], found["utilisation"]) == ([2, 3, 3, 3], pytest.approx(11 / 12))
+
+
+def test_pipedream_with_replicas_is_data_parallel_where_messages_are_free(answer):
+    found = answer(chain(1, 1, 1, 1), 3, "--method", "pipedream", "--replicate")
+    assert found["stages"] == [{"first": 0, "end": 4, "replicas": 3}]
+    assert found["initiation_interval"] == pytest.approx(11 / 3)
+
+
+def test_pipedream_without_replicas_ignored_the_bandwidth(answer):
+    layers = chain(1, 1, 1, 1, activation_bytes=100)
+    layers[1]["activation_bytes"] = 1
+    found = answer(layers, 4, "--method", "pipedream", "--bandwidth", 1)
+    assert (found["split"], found["initiation_interval"]) == (["l2"], 6)
+    found = answer(chain(1, 1, 1, 1, activation_bytes=100), 4, "--method", "pipedream", "--bandwidth", 1)
+    assert (found["split"], found["initiation_interval"], found["busy_processors"]) == ([], 11, 1)
+
+
+def test_factor_split_moves_the_elementwise_part_down(answer):
+    layers = chain(4, 4, hadamard=1)
+    found = answer(layers, 2, "--method", "layerpipe", "--mode", "factor")
+    assert [task["layer"] for task in found["tasks"] if task["task"] == "H"] == [0]
+    assert sum(found["loads"]) == 20
+    assert (
+        found["initiation_interval"]
+        <= answer(layers, 2, "--method", "layerpipe", "--mode", "atomic")["initiation_interval"]
+    )
+
+
+def test_placements_anywhere(answer):
+    for placement in ("list", "exact"):
+        flags = ("--method", "layerpipe", "--mode", "atomic", "--placement", placement)
+        found = answer(chain(1, 2, 4, 3), 3, *flags)
+        assert found["initiation_interval"] >= 10
+        assert found["contiguous"] is False
+    assert (found["initiation_interval"], found["proven"]) == (10, True)
+
+
+def test_layers_of_no_cost_and_of_extreme_cost(answer):
+    zero = {"name": "z", "F": 0, "D": 0, "G": 0}
+    found = answer([*chain(1, 1), zero], 4, "--method", "layerpipe")
+    assert found["initiation_interval"] == 1.5
+    for unit in (1e-100, 3e99):
+        for method in ("layerpipe", "pipedream"):
+            found = answer(chain(unit, unit, unit, activation_bytes=unit, weight_bytes=unit), 2, "--method", method)
+            assert math.isfinite(found["initiation_interval"])
+            assert sum(found["loads"]) == pytest.approx(8 * unit)
+        found = answer(chain(unit, unit, unit, activation_bytes=unit, weight_bytes=unit), 2, "--bandwidth", 2)
+        assert all(0 < one["time_per_batch"] < math.inf for one in found["ranking"])
+
+
+def test_more_processors_than_work(answer, unlatch):
+    found = answer(chain(1), 5, "--method", "layerpipe")
+    assert (found["busy_processors"], found["loads"]) == (2, [1, 1, 0, 0, 0])
+    table = unlatch("plan", "--costs", "layers.json", "--processors", 5, "--method", "layerpipe").stdout
+    assert "3 of 5 processors would gain nothing and stay idle" in table
+
+
+# -------------------------------------------------------------------- tables for people
+
+
+def test_table_names_links_and_what_training_does_not_follow(unlatch, costs):
+    path = costs(chain(1, 1, 1, 1, activation_bytes=10))
+    for method in ("auto", "layerpipe", "pipedream"):
+        table = unlatch("plan", "--costs", path, "--method", method, "--bandwidth", 100).stdout
+        assert "training uses the links of its machine" in table, method
+        assert "training uses" not in unlatch("plan", "--costs", path, "--method", method).stdout
+    lists = ("--method", "layerpipe", "--placement", "list", "--processors", 3)
+    assert "follows only plans in a row" in unlatch("plan", "--costs", path, *lists).stdout
+    replicas = ("--method", "pipedream", "--replicate", "--processors", 3)
+    assert "leave --replicate out" in unlatch("plan", "--costs", path, *replicas).stdout
+
+
+def test_auto_ranks_all_methods_and_writes_what_it_prints(unlatch, costs):
+    result = unlatch("plan", "--costs", costs(chain(*[1] * 8)), "--processors", 4, "--json", "-o", "plan.json")
+    found = json.loads(result.stdout)
+    assert found == json.loads(Path("plan.json").read_text())
+    assert not found["refused"]
+    assert found["config"] == found["ranking"][0]["config"]
+    assert {"bp", "1f1b", "pipedream", "layerpipe", "petra", "dtr", "dgl"} <= {
+        one["method"] for one in found["ranking"]
+    }
+    placed = next(one for one in found["ranking"] if one["method"] == "layerpipe")
+    assert placed["placement"]["busy_processors"] == placed["stages"] == 4
+
+
+def test_slow_links_made_auto_favour_layerpipe(answer):
+    """Straight methods used to be cut as if messages were free, and were slower than one device alone."""
+    layers = chain(*[1] * 8, activation_bytes=60, weight_bytes=1000)
+    for bandwidth in (0.5, 10, 40):
+        found = answer(layers, 4, "--bandwidth", bandwidth)
+        times = {one["method"]: one["time_per_batch"] for one in found["ranking"]}
+        assert all(time <= 23 * 1.34 for time in times.values()), "nobody is slower than one device that recomputes"
+        assert times["pipedream"] <= 23
+        assert times["1f1b"] <= 23
+
+
+def test_a_published_network_has_64_samples_in_both_commands(unlatch):
+    flags = ("--network", "alexnet", "--processors", 2)
+    plan = json.loads(unlatch("plan", *flags, "--method", "pipedream", "--json").stdout)
+    simulated = json.loads(unlatch("simulate", *flags, "--methods", "pipedream", "--json").stdout)["rows"][0]
+    assert simulated["time_per_batch"] == pytest.approx(plan["initiation_interval"])
+    for command in ("plan", "simulate"):
+        assert "[default: 64]" in unlatch(command, "--help").stdout
+
+
+# ------------------------------------------------------------------- train follows plans
+
+
+def trained(unlatch, *flags: object) -> dict:
+    result = unlatch("train", "conf.toml", *flags, "--processes", 1, "--out", "run", "--overwrite", "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def plan_of_conf(unlatch, conf):
+    """A plan of the small model by counted costs, which are the same every time."""
+
+    def make(*flags: object) -> dict:
+        result = unlatch("plan", conf, "--cost-model", "mac", *flags, "--json", "-o", "plan.json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--method", "pipedream", "--processors", 3),
+        ("--method", "pipedream", "--processors", 3, "--bandwidth", 1e6),
+        ("--method", "layerpipe", "--processors", 3),
+        ("--method", "layerpipe", "--processors", 20),
+        ("--method", "layerpipe", "--processors", 5, "--mode", "atomic"),
+        ("--method", "layerpipe", "--processors", 3, "--mode", "factor"),
+        ("--method", "layerpipe", "--processors", 4, "--bandwidth", 1e3, "--latency", 10),
+    ],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_train_refused_plans_that_plan_offers(unlatch, plan_of_conf, flags):
+    plan = plan_of_conf(*flags)
+    summary = trained(unlatch, "--plan", "plan.json")
+    assert summary["method"] == plan["method"]
+    settings = Path("run/config.toml").read_text()
+    assert f"stages = {plan['busy_processors']}\n" in settings
+
+
+@pytest.mark.parametrize("processors", [1, 20])
+def test_train_refused_plans_of_auto(unlatch, plan_of_conf, processors):
+    """On as many processors as each method uses, of which there may be fewer than were given."""
+    plan = plan_of_conf("--processors", processors)
+    assert trained(unlatch, "--plan", "plan.json")["method"] == plan["ranking"][0]["method"]
+    for name in ("layerpipe", "zb-h1", "dgl"):
+        stages = next(one["stages"] for one in plan["ranking"] if one["method"] == name)
+        summary = trained(unlatch, "--plan", "plan.json", "--method", name)
+        assert summary["method"] == name
+        assert f"stages = {stages}\n" in Path("run/config.toml").read_text()
+
+
+def test_a_plan_beats_the_stages_processes_and_split_of_the_file(unlatch, plan_of_conf, conf):
+    conf.write_text(conf.read_text() + 'stages = 3\nprocesses = 3\nsplit = ["layers.1", "layers.2"]\n')
+    plan_of_conf("--method", "pipedream", "--processors", 2)
+    result = unlatch("train", conf, "--plan", "plan.json", "--out", "run", "--processes", 1)
+    assert result.exit_code == 0, result.output
+    settings = Path("run/config.toml").read_text()
+    assert "stages = 2\n" in settings
+    refused = unlatch("train", conf, "--plan", "plan.json", "--stages", 3)
+    assert refused.exit_code == 2
+    assert "--stages 3 contradicts the plan plan.json, which uses 2" in refused.stderr
+
+
+def test_training_follows_the_tasks_of_the_plan(unlatch, plan_of_conf):
+    plan = plan_of_conf("--method", "layerpipe", "--processors", 3)
+    shown = unlatch("train", "conf.toml", "--plan", "plan.json", "--processes", 1, "--out", "run").stdout
+    assert "as plan.json says" in shown
+    delays = [int(line.rsplit(" ", 1)[1]) for line in shown.splitlines() if line.startswith("layer ")]
+    # Neighbours on one processor are one layer to training.
+    assert [d for n, d in enumerate(plan["delays"]) if n == 0 or d != plan["delays"][n - 1]] == list(
+        dict.fromkeys(delays)
+    )
+    again = unlatch("train", "--resume", "run", "--epochs", 2)
+    assert again.exit_code == 0, again.output
+    assert "as plan.json says" in again.stdout
+
+
+def test_a_plan_of_a_file_with_the_blocks_of_the_model(unlatch, conf, answer):
+    layers = [{**one, "name": f"layers.{n}"} for n, one in enumerate(chain(1, 2, 4, 3))]
+    answer(layers, 2, "--method", "layerpipe", "-o", "plan.json")
+    assert trained(unlatch, "--plan", "plan.json")["method"] == "layerpipe"
+
+
+# --------------------------------------------------------------------- bad plans
+
+
+def damage(**changes: object):
+    return lambda plan: {**plan, **changes}
+
+
+DAMAGED = {
+    "another model": (lambda p: p | {"tasks": [t | {"name": f"x{t['layer']}"} for t in p["tasks"]]}, ["another model"]),
+    "a lost task": (lambda p: p | {"tasks": p["tasks"][1:]}, ["incomplete", "F of layer 0"]),
+    "no tasks": (damage(tasks=[]), ["incomplete"]),
+    "tasks that are none": (damage(tasks=[3]), ["damaged", "expected a text as task"]),
+    "a task of a strange kind": (lambda p: p | {"tasks": [p["tasks"][0] | {"task": "Q"}]}, ["F, D, G or H, got 'Q'"]),
+    "a fraction of nothing": (lambda p: p | {"tasks": [p["tasks"][0] | {"fraction": 0}]}, ["above 0 and at most 1"]),
+    "too few loads": (damage(loads=[1]), ["loads of 1 processors"]),
+    "no method": (damage(method=None), ["expected what `unlatch plan --json` prints", "method None"]),
+    "a list": (lambda p: [p], ["expected what `unlatch plan --json` prints", "list"]),
+    "an unknown mode": (damage(mode="sideways"), ["mode must be one of", "sideways"]),
+    "not in a row": (damage(contiguous=False), ["--placement row"]),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_plan_is_named(unlatch, plan_of_conf, case):
+    change, phrases = DAMAGED[case]
+    Path("damaged.json").write_text(json.dumps(change(plan_of_conf("--method", "layerpipe", "--processors", 3))))
+    result = unlatch("train", "conf.toml", "--plan", "damaged.json")
+    assert result.exit_code == 2, result.output
+    assert "damaged.json" in result.stderr
+    assert "conf.toml" not in result.stderr
+    for phrase in phrases:
+        assert phrase in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_truncated_plan_is_named(unlatch, plan_of_conf):
+    plan_of_conf("--method", "pipedream")
+    whole = Path("plan.json").read_text()
+    Path("half.json").write_text(whole[: len(whole) // 2])
+    result = unlatch("train", "conf.toml", "--plan", "half.json")
+    assert (result.exit_code, "the plan file half.json is not JSON" in result.stderr) == (2, True)
+    for name, content in (("empty.json", ""), ("deep.json", "[" * 100_000)):
+        Path(name).write_text(content)
+        result = unlatch("train", "conf.toml", "--plan", name)
+        assert (result.exit_code, f"the plan file {name}" in result.stderr) == (2, True), result.output
+
+
+def test_plans_that_training_cannot_follow_say_so(unlatch, plan_of_conf):
+    plan_of_conf("--method", "pipedream", "--replicate", "--processors", 3)
+    assert "plan without --replicate" in unlatch("train", "conf.toml", "--plan", "plan.json").stderr
+    plan_of_conf("--processors", 2)
+    wrong = unlatch("train", "conf.toml", "--plan", "plan.json", "--method", "pipedraem")
+    assert "does not rank 'pipedraem'. Did you mean 'pipedream'" in wrong.stderr
+    plan_of_conf("--method", "pipedream")
+    assert (
+        "is for pipedream, not for dtr"
+        in unlatch("train", "conf.toml", "--plan", "plan.json", "--method", "dtr").stderr
+    )
+    unlatch("train", "conf.toml", "--out", "run")
+    assert "--resume keeps its plan" in unlatch("train", "--resume", "run", "--plan", "plan.json").stderr
+
+
+# --------------------------------------------------------------------- bad input
+
+GOOD = {"name": "a", "F": 1, "D": 1, "G": 1}
+FILES = {
+    "nan": ('[{"name": "a", "F": NaN, "D": 1, "G": 1}]', "F must be finite and not negative, got nan"),
+    "infinity": ('[{"name": "a", "F": 1, "D": 1, "G": Infinity}]', "G must be finite"),
+    "overflow": ('[{"name": "a", "F": 1e999, "D": 1, "G": 1}]', "F must be finite"),
+    "huge": ([{**GOOD, "F": 1e101}], "0 or between 1e-100 and 1e+100"),
+    "huge integer": ([{**GOOD, "F": 10**400}], "0 or between 1e-100 and 1e+100"),
+    "endless integer": ('[{"name": "a", "G": 1, "D": 1, "F": ' + "9" * 5000 + "}]", "thousands of digits"),
+    "tiny": ([{**GOOD, "F": 1e-101}], "0 or between 1e-100 and 1e+100"),
+    "huge bytes": ([{**GOOD, "weight_bytes": 1e200}], "weight_bytes must be 0 or between"),
+    "negative": ([{**GOOD, "F": -1}], "F must be finite and not negative, got -1"),
+    "all zero": ([{**GOOD, "F": 0, "G": 0}], "all costs are zero"),
+    "empty list": ([], "an empty list"),
+    "empty file": ("", "is empty"),
+    "object": ({}, "expected a list of layers"),
+    "text": ('"layers"', "expected a list of layers"),
+    "list of lists": ([[1]], "layer 0: expected an object"),
+    "deep": ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+    "truncated": ('[{"name": "a", "F": 1', "(is the end missing?)"),
+    "two of a name": ([GOOD, {**GOOD, "name": "b"}, GOOD], "layers 0 and 2 are both called 'a'"),
+    "missing key": ([{"name": "a", "F": 1}], "G missing"),
+    "wrong type": ([{**GOOD, "F": "1"}], "F must be a number, got '1'"),
+    "wrong nested type": ([{**GOOD, "F": {"x": 1}}], "F must be a number, got {'x': 1}"),
+    "truth value": ([{**GOOD, "G": True}], "G must be a number, got True"),
+    "null": ([{**GOOD, "D": None}, {**GOOD, "name": "b", "D": None}], "D must be a number, got None"),
+    "no name": ([{"F": 1, "D": 1, "G": 1}], "name missing"),
+    "long name": ([{"name": "n" * 10_000, "F": 1, "D": 1, "G": "x"}], "(10002 characters)"),
+    "near miss": ([{**GOOD, "activation_byte": 1}], "Did you mean 'activation_bytes'"),
+}
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+@pytest.mark.parametrize("case", FILES)
+def test_bad_costs_are_refused_in_words(unlatch, costs, case, command):
+    content, phrase = FILES[case]
+    result = unlatch(command, "--costs", costs(content))
+    assert result.exit_code == 2, result.output
+    assert phrase in result.stderr
+    assert "layers.json" in result.stderr
+    assert len(result.stderr) < 600
+
+
+def test_costs_that_are_no_text_file(unlatch, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    for name, phrase in (("folder", "Is a directory"), ("binary", "not a text file"), ("absent", "No such file")):
+        result = unlatch("plan", "--costs", name)
+        assert (result.exit_code, phrase in result.stderr, name in result.stderr) == (2, True, True), result.output
+
+
+FLAGS = {
+    "mode of another method": (["--method", "pipedream", "--mode", "atomic"], "--mode belongs to --method layerpipe"),
+    "mode of auto": (["--mode", "atomic"], "--mode belongs to --method layerpipe, not to auto"),
+    "unknown mode": (["--method", "layerpipe", "--mode", "fraction"], "unknown mode 'fraction'"),
+    "empty mode": (["--method", "layerpipe", "--mode", ""], "unknown mode ''"),
+    "unknown method": (["--method", "gpipe"], "--method is layerpipe, pipedream or auto, got 'gpipe'"),
+    "unknown placement": (["--method", "layerpipe", "--placement", "best"], "--placement is row, list or exact"),
+    "placement of another method": (["--placement", "row"], "--placement belongs to --method layerpipe"),
+    "replicas of another method": (["--method", "layerpipe", "--replicate"], "--replicate belongs to --method pipedr"),
+    "memory of another method": (["--method", "layerpipe", "--memory", "1e9"], "--memory belongs to --method auto"),
+    "no memory": (["--memory", "0"], "--memory is a number of bytes above 0"),
+    "memory that is no number": (["--memory", "nan"], "--memory is a number of bytes above 0"),
+    "list with links": (
+        ["--method", "layerpipe", "--placement", "list", "--bandwidth", "1"],
+        "--placement list knows no links",
+    ),
+    "pipedream with latency": (["--method", "pipedream", "--latency", "1"], "--latency has no place"),
+    "no bandwidth": (["--bandwidth", "0"], "--bandwidth is in bytes"),
+    "bandwidth that is no number": (["--bandwidth", "nan"], "--bandwidth is in bytes"),
+    "negative latency": (["--latency", "-1"], "--latency is a time"),
+    "endless latency": (["--latency", "inf"], "--latency is a time"),
+    "endless processors": (["--processors", "1000000000000"], "--processors goes up to 100,000"),
+    "no processors": (["--processors", "0"], "--processors"),
+    "cost model of a file": (["--cost-model", "mac"], "--cost-model mac has nothing to do"),
+    "batch of a file": (["--batch", "8"], "--batch belongs to --network"),
+    "array of a file": (["--array", "8"], "--array belongs to --cost-model systolic"),
+    "two sources": (["--network", "vgg16"], "got 2 of them"),
+    "a folder to write to": (["-o", "."], "is a folder"),
+    "no folder to write to": (["-o", "nowhere/plan.json"], "there is no folder nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_bad_flags_are_refused_in_words(unlatch, costs, case):
+    flags, phrase = FLAGS[case]
+    result = unlatch("plan", "--costs", costs(chain(1, 1)), *flags)
+    assert result.exit_code == 2, result.output
+    assert phrase in result.stderr
+    assert "Traceback" not in result.output

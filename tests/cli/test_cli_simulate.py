@@ -1,0 +1,173 @@
+"""`unlatch simulate`: hand-worked makespans, sweeps, files that others can read, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def layers(tmp_path):
+    """Four equal layers in a file."""
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps([{"name": f"l{n}", "F": 1, "D": 1, "G": 1} for n in range(4)]))
+    return path
+
+
+@pytest.fixture
+def rows(unlatch, layers):
+    """The rows that `unlatch simulate` prints."""
+
+    def ask(*flags: object) -> list[dict]:
+        result = unlatch("simulate", "--costs", layers, *flags, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["rows"]
+
+    return ask
+
+
+def makespan(trace: str) -> float:
+    """End of the last action in a trace, in its own unit."""
+    events = [e for e in json.loads(Path(trace).read_text())["traceEvents"] if e["ph"] == "X"]
+    return max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events)
+
+
+@pytest.mark.parametrize(("devices", "slope", "start"), [(2, 6, 5), (3, 5, 2), (4, 3, 8)])
+def test_makespans_of_pipedream(unlatch, layers, devices, slope, start):
+    """Self-timed 1F1B without flush on four equal layers: 6 N + 5, 5 N + 2, 3 N + 8."""
+    for batches in (4, 10):
+        flags = ("--methods", "pipedream", "--processors", devices, "--batches", batches, "--trace", "trace.json")
+        result = unlatch("simulate", "--costs", layers, *flags, "--json")
+        parts = json.loads(result.stdout)["rows"][0]["microbatches"]
+        # A micro-batch takes its share of the time, and there are so many more of them.
+        assert makespan("trace.json") / 1e6 == pytest.approx((slope * batches * parts + start) / parts)
+
+
+def test_intervals_of_the_tables(rows):
+    found = rows("--methods", "pipedream", "--processors", "1..6")
+    assert [row["time_per_batch"] for row in found] == pytest.approx([11, 6, 5, 3, 3, 3])
+    assert [row["stages"] for row in found] == [1, 2, 3, 4, 4, 4]
+    found = rows("--methods", "layerpipe", "--processors", "1..6,8,11")
+    assert [row["time_per_batch"] for row in found] == pytest.approx([11, 5.5, 4, 2.75, 2.5, 2, 1.5, 1])
+    assert [row["utilisation"] for row in found] == pytest.approx(
+        [11 / row["processors"] / row["time_per_batch"] for row in found]
+    )
+
+
+def test_synchronous_methods_lose_time_filling(rows):
+    found = {row["method"]: row for row in rows("--methods", "gpipe,1f1b,zb-h1,zb-h2,bp", "--processors", 4)}
+    assert found["gpipe"]["time_per_batch"] == pytest.approx(found["1f1b"]["time_per_batch"])
+    assert found["zb-h2"]["time_per_batch"] <= found["zb-h1"]["time_per_batch"] < found["1f1b"]["time_per_batch"]
+    assert found["bp"]["speedup"] == pytest.approx(1)
+    assert all(row["staleness"] == 0 for row in found.values())
+
+
+def test_a_sweep_with_curves_and_a_table(unlatch, layers):
+    flags = ("--processors", "1..4*2", "--methods", "pipedream,layerpipe")
+    shown = unlatch("simulate", "--costs", layers, *flags, "--csv", "sweep.csv", "--picture", "sweep.svg", "--json")
+    rows = json.loads(shown.stdout)["rows"]
+    with Path("sweep.csv").open() as file:
+        read = list(csv.DictReader(file))
+    assert [(row["method"], int(row["processors"])) for row in read] == [
+        (name, count) for name in ("pipedream", "layerpipe") for count in (1, 2, 4)
+    ]
+    assert [float(row["speedup"]) for row in read] == pytest.approx([row["speedup"] for row in rows])
+    assert "<svg" in Path("sweep.svg").read_text()
+    table = unlatch("simulate", "--costs", layers, *flags).stdout.splitlines()
+    assert table[0].split()[:3] == ["method", "devices", "time/batch"]
+    assert [line.split()[:3] for line in table[1:]] == [
+        ["pipedream", "1", "11"],
+        ["pipedream", "2", "6"],
+        ["pipedream", "4", "3"],
+        ["layerpipe", "1", "11"],
+        ["layerpipe", "2", "5.5"],
+        ["layerpipe", "4", "2.75"],
+    ]
+
+
+@pytest.mark.parametrize("method", ["1f1b", "layerpipe"])
+def test_timelines_in_all_forms(unlatch, layers, method):
+    flags = ("--methods", method, "--processors", 2, "--batches", 3)
+    files = ("--picture", "line.png", "--html", "line.html", "--trace", "line.json")
+    assert unlatch("simulate", "--costs", layers, *flags, *files).exit_code == 0
+    assert Path("line.png").read_bytes().startswith(b"\x89PNG")
+    page = Path("line.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html")
+    assert f"{method}, 2 devices (simulated)" in page
+    assert not re.search(r'(?:src|href)\s*=\s*["\']https?:', page), "self-contained"
+    events = json.loads(Path("line.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {0, 1}
+    assert all(event["dur"] > 0 and event["ts"] >= 0 for event in spans)
+    by_device: dict[int, float] = {}
+    for event in sorted(spans, key=lambda event: event["ts"]):
+        assert event["ts"] >= by_device.get(event["pid"], 0) - 1e-6, "a device does one thing at a time"
+        by_device[event["pid"]] = event["ts"] + event["dur"]
+
+
+def test_jitter_is_seeded(rows):
+    flags = ("--methods", "pipedream", "--processors", 4, "--jitter", 0.3, "--batches", 40, "--seed")
+    first, again, other = (rows(*flags, seed)[0]["time_per_batch"] for seed in (1, 1, 2))
+    assert first == again != other
+    assert first > 3
+
+
+def test_links_slow_a_pipeline_down_to_one_device_at_worst(unlatch, layers):
+    """`--bandwidth` used to leave straight methods cut as if messages were free, at a hundredth of the speed."""
+    heavy = [{"name": f"l{n}", "F": 1, "D": 1, "G": 1, "activation_bytes": 100} for n in range(4)]
+    layers.write_text(json.dumps(heavy))
+    for overlapped in ("--overlapped", "--no-overlapped"):
+        flags = ("--methods", "pipedream,1f1b,gpipe", "--processors", 4, "--bandwidth", 0.1, overlapped, "--json")
+        for row in json.loads(unlatch("simulate", "--costs", layers, *flags).stdout)["rows"]:
+            assert (row["stages"], row["speedup"], row["communication_bytes"]) == (1, pytest.approx(1), 0)
+
+
+def test_without_a_source_it_is_vgg16(unlatch):
+    result = unlatch("simulate", "--processors", 2, "--json")
+    named = unlatch("simulate", "--network", "vgg16", "--processors", 2, "--json")
+    assert json.loads(result.stdout) == json.loads(named.stdout)
+
+
+FLAGS = {
+    "factor of nothing": (["--processors", "2..8*0"], "the factor, at least 2"),
+    "factor of one": (["--processors", "2..8*1"], "the factor, at least 2"),
+    "negative factor": (["--processors", "2..8*-2"], "the factor, at least 2"),
+    "factor without a range": (["--processors", "8*2"], "2..64*2"),
+    "reversed range": (["--processors", "8..2"], "from small to large"),
+    "negative devices": (["--processors", "-3"], "from small to large, from 1 on"),
+    "no devices": (["--processors", "0"], "from 1 on"),
+    "enormous range": (["--processors", "1..1000000000000"], "too many numbers of devices"),
+    "many ranges": (["--processors", "1..900,1..900"], "too many numbers of devices"),
+    "enormous number": (["--processors", "1000000000000"], "--processors goes up to 100,000"),
+    "endless number": (["--processors", "9" * 5000], "no numbers of devices"),
+    "half a range": (["--processors", "2.."], "no numbers of devices"),
+    "words": (["--processors", "many"], "no numbers of devices"),
+    "nothing": (["--processors", ""], "no numbers of devices"),
+    "no methods": (["--methods", ","], "--methods: which?"),
+    "unknown method": (["--methods", "pipedraem"], "Did you mean 'pipedream'"),
+    "negative jitter": (["--jitter", "-1"], "--jitter is a relative standard deviation"),
+    "endless jitter": (["--jitter", "inf"], "--jitter is a relative standard deviation"),
+    "jitter that is no number": (["--jitter", "nan"], "--jitter is a relative standard deviation"),
+    "negative seed": (["--seed", "-1"], "--seed"),
+    "no batches": (["--batches", "0"], "--batches"),
+    "endless batches": (["--batches", "1000000000000"], "more than 60,000,000 actions"),
+    "no bandwidth": (["--bandwidth", "-1"], "--bandwidth is in bytes"),
+    "picture of unknown form": (["--picture", "line.bmp2"], "ends in .png or .svg or .pdf"),
+    "picture into a folder": (["--picture", "."], "is a folder"),
+    "csv into no folder": (["--csv", "nowhere/rows.csv"], "there is no folder nowhere"),
+    "page into no folder": (["--html", "nowhere/page.html"], "there is no folder nowhere"),
+    "trace into a folder": (["--trace", "."], "is a folder"),
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_bad_flags_are_refused_in_words(unlatch, layers, case):
+    flags, phrase = FLAGS[case]
+    result = unlatch("simulate", "--costs", layers, *flags)
+    assert result.exit_code == 2, result.output
+    assert phrase in result.stderr
+    assert "Traceback" not in result.output
