@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,21 +101,32 @@ def model_options(config: Config, train: Loader) -> dict[str, Any]:
     return suited | config.model.options
 
 
-def prepare(config: Config, train: Loader | None = None) -> Brief:
+def prepare(config: Config, train: Loader | None = None, before: Mapping[str, Any] | None = None) -> Brief:
     """Read the data, build the model, measure it, cut it, and decide what was left open.
 
     Everything that can be wrong with the settings comes to light here, before any process is started.
 
-    **Arguments:** `train`: the training batches if they are at hand; read otherwise.
+    **Arguments:**
+
+    - `train`: the training batches if they are at hand; read otherwise.
+    - `before`: the loop state of a checkpoint of the same run, whose measured choices are kept: measured again they
+      might come out differently, and the run would not go on as it began.
     """
     loader = train or loaders(config)[0]
     options = model_options(config, loader)
     model = build_model(config, options)
     sample = loader.batch(0, 0)
     method = get(config.method.name, **config.method.options)
-    plan = None if config.run.plan is None else _given(config, model, method)
+    changes: dict[str, Any] = {"sample": sample, "distributed": False}
+    if before is not None:
+        if isinstance(method, DTRP):
+            method = replace(method, compensate=before.get("joined", method.compensate))
+        if before.get("split") is not None:
+            changes["split"] = before["split"]
+    if config.run.plan is not None:
+        changes["plan"] = _given(config, model, method)
     with _said() as remarks:
-        trial = _parallelize(config, model, method, sample=sample, distributed=False, plan=plan)
+        trial = _parallelize(config, model, method, **changes)
     advice = _advice(config, trial.method)
     # The plan shows its own note, and the advice has a place of its own.
     shown = {trial.plan.note, "" if trial.advice is None else trial.advice.warning}
