@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -251,6 +251,19 @@ def test_best_and_mean_of_known_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert measured() == [(1.0, 0.0, 2.0), (4.0, 3.0, 6.0)]
     assert measured(centre="mean") == [(3.0, 0.0, 4.0), (5.0, 4.0, 5.0)]
+
+
+@pytest.mark.parametrize("centre", ["best", "mean"])
+def test_noise_between_passes_is_no_cost_of_weights_that_are_not_trained(
+    centre: Literal["best", "mean"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Halves and wholes are timed in different passes, so their difference is not exactly zero by itself."""
+    times = {True: [BlockTimes(1.0, 6.0)] * 3, False: [BlockTimes(1.0, 2.0)] * 3}
+    monkeypatch.setitem(profile.__globals__, "timed_pass", lambda *_, whole=True: times[whole])
+    blocks = chain([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4).requires_grad_(False)])
+    costs = profile(blocks, torch.randn(2, 4), repeats=2, centre=centre)
+    same = {"best": 2.0, "mean": 4.0}[centre]
+    assert [(cost.input_grad, cost.weight_grad) for cost in costs] == [(2.0, 4.0), (same, 0.0), (same, 0.0)]
 
 
 def test_wrong_options_are_refused() -> None:

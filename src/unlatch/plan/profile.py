@@ -102,6 +102,9 @@ def profile(
     for position, block in enumerate(blocks):
         half: list[BlockTimes] = [times[position] for times in halves]
         full: list[BlockTimes] = [times[position] for times in wholes]
+        if not any(parameter.requires_grad for parameter in chain.runners[position].parameters()):
+            # Without weights to train both kinds of pass do the same; their noise is no cost of weights.
+            half = full = [*half, *full]
         forward = middle([times.forward for times in (*half, *full)])
         input_grad = middle([times.backward for times in half])
         backward = middle([times.backward for times in full])
