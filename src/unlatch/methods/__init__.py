@@ -15,6 +15,7 @@ from .fdg import ADL, FDG
 from .layerpipe import LayerPipe
 from .local import DGL, DNI, Local
 from .petra import PETRA, buffer_settings
+from .petra_sgd import PetraSGD
 from .pipedream import PipeDream, PipeDream2BW
 from .synchronous import BP, ZBH1, ZBH2, GPipe, OneFOneB
 
@@ -42,6 +43,7 @@ __all__ = [
     "Local",
     "Method",
     "OneFOneB",
+    "PetraSGD",
     "PipeDream",
     "PipeDream2BW",
     "buffer_settings",
