@@ -49,6 +49,7 @@ seed = 7
 precision = "bf16"
 clip_grad_norm = 1
 split = ["body.4", "body.9"]
+plan = "plan.json"
 threads = 2
 out = "runs/x"
 """
@@ -101,6 +102,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
         "loss": "cross_entropy",
         "clip_grad_norm": 1.0,
         "split": ("body.4", "body.9"),
+        "plan": "plan.json",
         "threads": 2,
         "out": "runs/x",
     }
