@@ -18,11 +18,12 @@ from recording import feed
 from rev_nets import regression, rev_net, rev_run
 from unlatch.api.probe import Comparison, GradientProbe, as_metrics
 from unlatch.errors import ConfigError
-from unlatch.methods import FDG, PETRA, PipeDream, get
+from unlatch.methods import FDG, PETRA, LayerPipe, PipeDream, get
 from unlatch.reference import SGD
 
 sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 DELAYED = ["pipedream", "pipedream-2bw", "ddg", "fr", "fdg", "adl", "dsp", "dtr", "dtrp", "petra"]
+LAYERPIPE = [LayerPipe(mode="stages"), LayerPipe(mode="stages", g=1), LayerPipe(mode="stages", weights="latest")]
 EXACT_AT_FORWARD = [
     PipeDream(microbatches=1),
     FDG(microbatches=2),
@@ -54,9 +55,9 @@ def test_backpropagation_is_exact() -> None:
     assert min(c.cosine for c in found) == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", DELAYED)
-def test_frozen_weights_make_every_method_exact(name: str) -> None:
-    found = probed(get(name, microbatches=6), partial(torch.optim.SGD, lr=0.0), batches=12)
+@pytest.mark.parametrize("method", [*DELAYED, *LAYERPIPE], ids=str)
+def test_frozen_weights_make_every_method_exact(method: Any) -> None:
+    found = probed(get(method, microbatches=6), partial(torch.optim.SGD, lr=0.0), batches=12)
     assert max(worst(found, "forward"), worst(found, "current")) < 1e-13
 
 
@@ -123,6 +124,16 @@ def test_training_is_not_changed_by_looking(method: Any) -> None:
         feed(run, regression(16, size=12))
     for (name, a), (_, b) in zip(models[0].state_dict().items(), models[1].state_dict().items(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_tasks_that_are_placed_apart_are_refused_with_the_way_out() -> None:
+    sample = (torch.randn(6, 4), torch.randn(6, 4))
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    run = unlatch.parallelize(
+        model, LayerPipe(microbatches=1), stages=2, loss_fn=mse_loss, optimizer=sgd, sample=sample
+    )
+    with pytest.raises(ConfigError, match="for layerpipe mode='stages'"):
+        run.probe_gradients(every=1)
 
 
 def test_an_incomplete_last_group_is_compared_as_it_is() -> None:

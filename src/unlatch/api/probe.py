@@ -193,7 +193,7 @@ def _check_engine(engine: Engine) -> None:
     if type(engine) is not Engine:
         raise ConfigError(
             "a gradient probe needs stages with one loss at the end and whole backwards: for methods with local losses "
-            "use their option probe, for tasks placed apart the same method without placement"
+            "use their option probe, for layerpipe mode='stages', in which tasks are not placed apart"
         )
 
 

@@ -18,7 +18,7 @@ from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io import checkpoint
 from ..io.metrics import Metrics
-from ..report.probe import probe_figure, read_probe
+from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event, bubble
 from .brief import Brief, loaders, make_run
 from .console import people
@@ -64,6 +64,7 @@ _MEASURED = (
     "in_flight",
     "peak_bytes",
     "stored_bytes",
+    "message_bytes",
     "weight_copies",
     "updates",
     "bytes_sent",
@@ -97,6 +98,7 @@ class _Session:
         self.epochs: list[Epoch] = []
         self.bubbles: list[list[float]] = []
         self.stages: list[dict[str, Any]] = []
+        self.found: list[StageStatistics] = []
         self.special: dict[str, float] = {}
         self.probed: list[dict[str, float]] = []
         self._since = time.perf_counter()
@@ -180,7 +182,7 @@ class _Session:
 
     def _measure(self) -> None:
         """Staleness and memory so far; bubble of this epoch alone, since evaluation is not idleness."""
-        found = self.run.statistics()
+        found = self.found = self.run.statistics()
         mine = [e for e in self.run.events if e.start >= self._since]
         idle = gather(bubble(mine, {e.stage for e in mine}))
         self.bubbles.append(idle)
@@ -209,8 +211,16 @@ class _Session:
             _write_events(folder / "events.jsonl", events)
             if self.order.probe_every:
                 probe_figure(read_probe(folder)).savefig(folder / "probe.png", dpi=140)
+            self._draw_reconstruction(folder)
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         return summary
+
+    def _draw_reconstruction(self, folder: Path) -> None:
+        if any(stage.reconstruction for stage in self.found):
+            method = self.brief.method
+            per_update = method.accumulate * (method.microbatches if method.microbatches != "auto" else 1)
+            figure = reconstruction_figure(self.found, per_update=per_update)
+            figure.savefig(folder / "reconstruction.png", dpi=140)
 
     def _summary(self, status: str, seconds: float) -> dict[str, Any]:
         config, last = self.brief.config, self.epochs[-1] if self.epochs else None
@@ -239,11 +249,12 @@ class _Session:
             "bubble": stats.mean(per_rank) if per_rank else None,
             "seconds": seconds,
             "stages": [{**stage, "bubble": per_rank[stage["rank"]]} for stage in self.stages],
+            "notes": list(dict.fromkeys(note for notes in gather(self.run.notes) for note in notes)),
         }
 
 
 def _as_row(stage: StageStatistics) -> dict[str, Any]:
-    """Its numbers by name; lists of measurements are in the metrics."""
+    """Its numbers by name; the list of all measurements is drawn."""
     return {name: value for name, value in asdict(stage).items() if isinstance(value, int | float | None)}
 
 

@@ -15,6 +15,7 @@ from ..config import Config
 from ..errors import ConfigError, UnlatchError
 from ..io import checkpoint
 from ..io.run_folder import RunFolder
+from ..report.stages import stage_table
 from ..runtime.launch import Ranks
 from ..schedule.stability import Advice
 from .advice import flags_of
@@ -246,6 +247,7 @@ def _report(summary: dict[str, Any], as_json: bool) -> None:
     if summary["status"] == "interrupted":
         console.print(f"interrupted; continue with: unlatch train --resume {summary['out']}")
         return
+    console.print(stage_table(summary["stages"]).text())
     accuracy = f", accuracy {summary['accuracy']:.4f}" if summary["accuracy"] is not None else ""
     console.print(
         f"done in {summary['seconds']:.1f} s{accuracy}, {summary['samples_per_second']:,.0f} samples/s, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics as stats
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ class Row:
     - `accuracies`: of each run; evaluation accuracy after the last epoch.
     - `speed`: samples per second, median over runs.
     - `ratio`: to the baseline's speed, median over pairs of runs; `None` without a baseline.
-    - `staleness`, `predicted`, `peak_bytes`, `bubbles`: per stage.
+    - `staleness`, `predicted`, `peak_bytes`, `weight_copies`: per stage.
+    - `input_errors`: per stage, the largest relative error of a reconstructed input; `None` where none is.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Row:
     predicted: tuple[float, ...]
     peak_bytes: tuple[int, ...]
     weight_copies: tuple[int, ...]
+    input_errors: tuple[float | None, ...] = ()
 
     @property
     def accuracy(self) -> float | None:
@@ -78,7 +80,12 @@ def _row(label: str, records: Sequence[Record], base: Sequence[float | None]) ->
         predicted=tuple(column[0]["predicted_staleness"] for column in stages),
         peak_bytes=tuple(max(s["peak_bytes"] for s in column) for column in stages),
         weight_copies=tuple(max(s["weight_copies"] for s in column) for column in stages),
+        input_errors=tuple(_worst(s.get("reconstruction_error") for s in column) for column in stages),
     )
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -89,6 +96,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 def comparison_table(rows: Sequence[Row], first: str = "method") -> Table:
     """The rows as text. Staleness and memory have one number per stage, the one nearest the data first."""
     several = any(len(row.accuracies) > 1 for row in rows)
+    reconstructs = any(error is not None for row in rows for error in row.input_errors)
     heads = (
         first,
         "test accuracy" + (" (worst)" if several else ""),
@@ -99,6 +107,7 @@ def comparison_table(rows: Sequence[Row], first: str = "method") -> Table:
         "predicted",
         "peak kept per stage",
         "old weights",
+        *(("input error",) if reconstructs else ()),
     )
     body = tuple(
         (
@@ -111,6 +120,7 @@ def comparison_table(rows: Sequence[Row], first: str = "method") -> Table:
             " / ".join(f"{s:.3g}" for s in row.predicted) or "-",
             " / ".join(bytes_text(b) for b in row.peak_bytes) or "-",
             " / ".join(str(n) for n in row.weight_copies) or "-",
+            *((" / ".join(number_text(e, ".2g") for e in row.input_errors) or "-",) if reconstructs else ()),
         )
         for row in rows
     )
