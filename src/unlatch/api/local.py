@@ -167,8 +167,8 @@ class _Workshop:
         size = capacity(net, border)
         if size.flop_ratio > 0.5:
             log.warning(
-                "the AuxNet of stage %d costs %.0f %% of the blocks it stands for, so little is gained: pass a "
-                "smaller one (factory=...)",
+                "the AuxNet of stage %d costs %.0f %% of the blocks it stands for, so little is gained: cut later or "
+                "into fewer stages, or pass a smaller one (factory=...)",
                 stage,
                 100 * size.flop_ratio,
             )

@@ -19,6 +19,7 @@ from ..errors import ConfigError
 from ..io.versions import versions
 from ..report.table import Table
 from ..runtime.launch import Ranks
+from .border_log import builds_data
 from .brief import Brief, loaders, make_run, prepare
 from .console import emit_json, people
 from .ranks import agree, gather, rank
@@ -78,7 +79,8 @@ def command(
 def measure(brief: Brief, steps: int, warmup: int) -> float:
     """Samples per second of a run, once its pipeline is full. Called alike on every rank."""
     torch.set_num_threads(brief.config.run.threads)
-    loader = _loader(brief.config.model_dump_json(include={"model", "data", "run"})) if rank() == 0 else None
+    reads = rank() == 0 or builds_data(brief.method)
+    loader = _loader(brief.config.model_dump_json(include={"model", "data", "run"})) if reads else None
     sample = agree(loader.batch(0, 0) if loader is not None else None)
     with make_run(brief, sample) as run:
         for number in range(warmup):

@@ -40,6 +40,11 @@ def command(
     if out.is_dir():
         raise ConfigError(f"{out}: is a folder; expected the name of the page")
     introduction = [] if chosen is None else [f"Ratios are to the speed of {chosen}."]
+    introduction += [
+        f"{label}, speed-up formula with the terms it measured: {record.summary['layer_parallel']['text']}."
+        for label, (record,) in groups.items()
+        if "layer_parallel" in record.summary
+    ]
     write_comparison(out, f"{len(runs)} runs compared", introduction, groups, rows, first="run")
     if as_json:
         emit_json({"page": str(out), "baseline": chosen, "rows": [row.as_json() for row in rows]})

@@ -18,8 +18,10 @@ from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io import checkpoint
 from ..io.metrics import Metrics
+from ..methods.local import Local
 from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event, bubble
+from .border_log import BorderLog, TimedLoader, builds_data, with_own_probe
 from .brief import Brief, loaders, make_run
 from .console import people
 from .progress import Display, Silent, display_for
@@ -41,6 +43,8 @@ class Order:
     - `people_on_stderr`: whether stdout belongs to a machine.
     - `silent`: show nothing.
     - `probe_every`: updates between comparisons of the gradients with backpropagation; 0 for none.
+    - `recalibrate`: training batches on which statistics of batch norm are estimated for a second evaluation at the
+      end; 0 for none.
     """
 
     folder: str
@@ -49,6 +53,7 @@ class Order:
     people_on_stderr: bool = False
     silent: bool = False
     probe_every: int = 0
+    recalibrate: int = 0
 
     @property
     def last(self) -> Path:
@@ -79,12 +84,13 @@ def train_session(brief: Brief, order: Order, data: tuple[Loader, Loader] | None
     """
     torch.set_num_threads(brief.config.run.threads)
     leads = rank() == 0
-    train, test = (data or loaders(brief.config)) if leads else (None, None)
+    train, test = (data or loaders(brief.config)) if leads or builds_data(brief.method) else (None, None)
     metrics = Metrics(order.folder) if leads else None
     try:
         # Some methods build networks that fit the data, and every rank must build the same.
         sample = agree(train.batch(0, 0) if train is not None else None)
-        with make_run(brief, sample) as run:
+        own = with_own_probe(brief.method, order.probe_every) if order.probe_every else None
+        with make_run(brief, sample, method=own or brief.method) as run:
             session = _Session(brief, order, run, metrics)
             return session.train(train, test)
     finally:
@@ -101,6 +107,10 @@ class _Session:
         self.found: list[StageStatistics] = []
         self.special: dict[str, float] = {}
         self.probed: list[dict[str, float]] = []
+        self._probes = order.probe_every > 0 and not isinstance(run.method, Local)
+        self.borders = BorderLog(run)
+        self.recalibrated: dict[str, float] = {}
+        self._source: TimedLoader | None = None
         self._since = time.perf_counter()
         self._step = 0
 
@@ -108,18 +118,32 @@ class _Session:
         start = time.perf_counter()
         if self.order.resume:
             self._resume(train)
-        if self.order.probe_every:
+        if self._probes:
             self.run.probe_gradients(every=self.order.probe_every, on_found=self._on_probe)
         left = self.brief.config.run.epochs - self.run.epochs
         self.display = self._display()
         self._since = time.perf_counter()
         asked = stop_file(self.order.folder).exists
         try:
-            done = self.run.fit(train, left, test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked)
+            self._source = TimedLoader(train) if train is not None else None
+            done = self.run.fit(self._source, left, test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked)
         finally:
             self.display.close()
         self.run.save(self.order.last)
-        return self._close("finished" if len(done) == left else "interrupted", time.perf_counter() - start)
+        finished = len(done) == left
+        if finished and self.order.recalibrate:
+            self._recalibrate(train, test)
+        return self._close("finished" if finished else "interrupted", time.perf_counter() - start)
+
+    def _recalibrate(self, train: Loader | None, test: Loader | None) -> None:
+        """Evaluate once more, with statistics of batch norm that the network itself would have had."""
+        fresh = None
+        if train is not None:
+            fresh = [train.batch(self.run.epochs, i) for i in range(min(self.order.recalibrate, len(train)))]
+        found = self.run.evaluate_recalibrated(test, fresh)
+        self.recalibrated = {name: value for name, value in found.items() if name.startswith("recalibrated_")}
+        if self.metrics is not None:
+            self.metrics.log(self._step, {f"eval/{name}": value for name, value in self.recalibrated.items()})
 
     def _display(self) -> Display:
         config = self.brief.config
@@ -188,6 +212,12 @@ class _Session:
         self.bubbles.append(idle)
         self.stages = [{**_as_row(stage), "bubble": idle[stage.rank]} for stage in found]
         self.special = {name: value for part in self.run.method_statistics() for name, value in part.metrics().items()}
+        self._log_borders()
+
+    def _log_borders(self) -> None:
+        news = self.borders.news()
+        for numbers in news if self.metrics is not None else ():
+            self.metrics.log(self._step, numbers)  # type: ignore[union-attr]
 
     def _numbers(self, epoch: Epoch) -> dict[str, float]:
         numbers: dict[str, float] = {
@@ -204,14 +234,16 @@ class _Session:
 
     def _close(self, status: str, seconds: float) -> dict[str, Any]:
         events = sorted((e for part in gather(self.run.events) for e in part), key=lambda e: e.start)
+        self._log_borders()
         summary = self._summary(status, seconds)
         self._log_probes()
         if self.metrics is not None:
             folder = Path(self.order.folder)
             _write_events(folder / "events.jsonl", events)
-            if self.order.probe_every:
+            if self._probes:
                 probe_figure(read_probe(folder)).savefig(folder / "probe.png", dpi=140)
             self._draw_reconstruction(folder)
+            self.borders.draw(folder)
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         return summary
 
@@ -229,6 +261,8 @@ class _Session:
         steady = self.epochs[1:] or self.epochs
         bubbles = self.bubbles[1:] or self.bubbles
         per_rank = [stats.median(column) for column in zip(*bubbles, strict=True)]
+        speed = stats.median(e.samples_per_second for e in steady) if steady else None
+        data = self._source.per_batch if self._source is not None else 0.0
         return {
             "status": status,
             "method": config.method.name,
@@ -245,11 +279,13 @@ class _Session:
             "accuracy": evaluation.get("accuracy"),
             "eval_loss": evaluation.get("loss"),
             "train_loss": last.loss if last is not None else None,
-            "samples_per_second": stats.median(e.samples_per_second for e in steady) if steady else None,
+            "samples_per_second": speed,
             "bubble": stats.mean(per_rank) if per_rank else None,
             "seconds": seconds,
             "stages": [{**stage, "bubble": per_rank[stage["rank"]]} for stage in self.stages],
             "notes": list(dict.fromkeys(note for notes in gather(self.run.notes) for note in notes)),
+            **self.recalibrated,
+            **self.borders.summary(data, config.data.batch_size / speed if speed else None),
         }
 
 

@@ -11,14 +11,16 @@ import torch.distributed as dist
 import typer
 from rich.console import Console
 
-from ..config import Config
+from ..config import Config, load
 from ..errors import ConfigError, UnlatchError
 from ..io import checkpoint
 from ..io.run_folder import RunFolder
+from ..methods import get
 from ..report.stages import stage_table
 from ..runtime.launch import Ranks
 from ..schedule.stability import Advice
 from .advice import flags_of
+from .border_log import with_own_probe
 from .brief import Brief, loaders, prepare
 from .console import emit_json, people
 from .failures import INTERRUPTED, Reported
@@ -51,6 +53,7 @@ class _Request:
     resume: Path | None
     save_every: int
     probe_every: int
+    recalibrate: int
     as_json: bool
 
 
@@ -80,6 +83,14 @@ def command(
         Probe | None, typer.Option(help="Compare the method's gradients with backpropagation's; inline runs only.")
     ] = None,
     probe_every: Annotated[int, typer.Option(metavar="UPDATES", min=1, help="How often to compare.")] = 10,
+    recalibrate: Annotated[
+        int,
+        typer.Option(
+            metavar="BATCHES",
+            min=0,
+            help="At the end evaluate again, with batch norm estimated anew on so many training batches.",
+        ),
+    ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON; progress goes to stderr.")
     ] = False,
@@ -109,6 +120,7 @@ def command(
         resume=resume,
         save_every=save_every,
         probe_every=probe_every if probe is not None else 0,
+        recalibrate=recalibrate,
         as_json=as_json,
     )
     summary = _under_torchrun(request) if under_torchrun() else _here(request)
@@ -123,7 +135,7 @@ def _here(request: _Request) -> dict[str, Any]:
     console = people(request.as_json)
     config, notes = _settings(request)
     data = loaders(config)
-    brief = prepare(config, data[0])
+    brief = prepare(config, data[0], _before(request, config))
     folder = _folder(request, config)
     _announce(console, brief, notes, folder)
     order = _order(request, folder)
@@ -144,7 +156,7 @@ def _under_torchrun(request: _Request) -> dict[str, Any]:
         try:
             config, notes = _settings(request)
             data = loaders(config)
-            brief = prepare(config, data[0])
+            brief = prepare(config, data[0], _before(request, config))
             folder = _folder(request, config)
             _announce(people(request.as_json), brief, notes, folder)
             found = brief, _order(request, folder)
@@ -183,7 +195,21 @@ def _settings(request: _Request) -> tuple[Config, list[str]]:
             f"--probe needs the whole network in one process, not {config.run.processes}: add --processes 1; the "
             "weights are the same, bit for bit"
         )
+    if request.probe_every:
+        with_own_probe(get(config.method.name, **config.method.options), request.probe_every)
     return config, notes
+
+
+def _before(request: _Request, config: Config) -> dict[str, Any] | None:
+    """What the run to continue was, as far as it stays the same run: its model, method and cut as asked for."""
+    if request.resume is None:
+        return None
+    earlier = load(_newest_settings(request.resume))
+    same = (earlier.model, earlier.method) == (config.model, config.method)
+    if not same or (earlier.run.stages, earlier.run.split) != (config.run.stages, config.run.split):
+        return None
+    loop: dict[str, Any] = checkpoint.state(request.resume / "last")["loop"]
+    return loop
 
 
 def _newest_settings(folder: Path) -> Path:
@@ -210,6 +236,7 @@ def _order(request: _Request, folder: RunFolder) -> Order:
         save_every=request.save_every,
         people_on_stderr=request.as_json,
         probe_every=request.probe_every,
+        recalibrate=request.recalibrate,
     )
 
 
@@ -249,7 +276,15 @@ def _report(summary: dict[str, Any], as_json: bool) -> None:
         return
     console.print(stage_table(summary["stages"]).text())
     accuracy = f", accuracy {summary['accuracy']:.4f}" if summary["accuracy"] is not None else ""
+    if "recalibrated_accuracy" in summary:
+        accuracy += f" ({summary['recalibrated_accuracy']:.4f} with batch norm recalibrated)"
     console.print(
         f"done in {summary['seconds']:.1f} s{accuracy}, {summary['samples_per_second']:,.0f} samples/s, "
         f"bubble {summary['bubble']:.0%}: {summary['out']}"
     )
+    if "layer_parallel" in summary:
+        measured = summary["layer_parallel"]["measured_step_seconds"]
+        console.print(
+            f"speed-up formula with the measured terms: {summary['layer_parallel']['text']}; a step of this run took "
+            f"{1e3 * measured:.1f} ms on {summary['processes']} process{'es'[: 2 * (summary['processes'] > 1)]}"
+        )

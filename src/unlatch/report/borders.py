@@ -71,7 +71,9 @@ def border_figure(groups: Mapping[str, Borders]) -> Figure:
     for axes, measure in zip(panels, measures, strict=True):
         for label, borders in groups.items():
             for place, line in borders.get(measure, {}).items():
-                axes.plot(*zip(*line, strict=True), color=colours[place], linestyle=dashes[label], linewidth=1.3)
+                axes.plot(
+                    *zip(*line, strict=True), color=colours[place], linestyle=dashes[label], linewidth=1.3, marker="."
+                )
         axes.set(xlabel="updates", title=_WORDS[measure])
         axes.title.set_fontsize(9)
         axes.spines[["top", "right"]].set_visible(False)

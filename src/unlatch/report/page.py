@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
+from .borders import Borders, border_figure
 from .comparison import Row, comparison_table
 from .figures import costs, curves, timeline
 from .record import Record
@@ -64,8 +65,9 @@ def render(
 
 
 def comparison_pictures(groups: Mapping[str, Sequence[Record]], rows: Sequence[Row]) -> list[Picture]:
-    """The three figures of a comparison."""
+    """The figures of a comparison; borders only where there are any."""
     first = {label: records[0].events for label, records in groups.items()}
+    borders = {label: records[0].borders for label, records in groups.items() if records[0].borders}
     return [
         Picture.of(
             "curves",
@@ -85,7 +87,18 @@ def comparison_pictures(groups: Mapping[str, Sequence[Record]], rows: Sequence[R
             "Speed is the median over epochs, the first left out. Memory counts activations, kept inputs and graphs.",
             costs(rows),
         ),
+        *([_borders(borders)] if borders else []),
     ]
+
+
+def _borders(groups: Mapping[str, Borders]) -> Picture:
+    return Picture.of(
+        "borders",
+        "At the borders",
+        "How far predicted inputs (lam) and arriving states (x) are apart, how far the gradient on the input (p) is "
+        "from the seed of the stage below (g), multipliers, and the loss of the AuxNets; the first run of each kind.",
+        border_figure(groups),
+    )
 
 
 def write_comparison(
