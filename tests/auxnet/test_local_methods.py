@@ -217,7 +217,9 @@ def test_the_gradient_of_psi(shape, units, norm, seed):
     assert float((gradient * direction).sum()) == pytest.approx(float(numeric), rel=1e-5, abs=1e-8)
     assert float(rule.psi(a, a)) < 1e-20
     if norm:
-        assert float(rule.psi(3 * a + 2, b)) == pytest.approx(float(rule.psi(a, b)), rel=1e-3)
+        # Large, such that the constant beside the variance plays no part even where a channel hardly varies.
+        large = 1000 * a
+        assert float(rule.psi(3 * large + 2, b)) == pytest.approx(float(rule.psi(large, b)), rel=1e-6)
 
 
 def test_down_sampled_borders_send_less():
