@@ -11,7 +11,7 @@ backpropagation. Three pictures, drawn into `docs/methods`:
 
 - `petra_reconstruction.png`: the error of reconstructed inputs per stage, over learning rates and over the updates;
 - `petra_gradients.png`: cosine and ratio of norms per stage, at the weights that the update is applied to, for the four
-  buffer settings and for plain delayed gradients;
+  buffer settings and for plain delayed gradients, as running medians of seven comparisons, since batches scatter;
 - `petra_exact.png`: what is exact beside what is not, for the same methods.
 """
 
@@ -198,8 +198,8 @@ def draw_gradients(found: dict[str, dict[str, dict[str, list[float]]]]) -> Figur
             axes.axhline(1.0, color="#666666", linewidth=0.8, linestyle=(0, (4, 2)), zorder=0)
         column[0].set_title(name, loc="left", fontsize=10)
         column[1].set_xlabel("updates")
-    panels[0][0].set(ylabel=f"cosine (running median of {SMOOTH})", ylim=(0, 1.05))
-    panels[1][0].set(ylabel=f"ratio of norms (running median of {SMOOTH})", ylim=(0, 2))
+    panels[0][0].set(ylabel="cosine", ylim=(0, 1.05))
+    panels[1][0].set(ylabel="ratio of norms", ylim=(0, 2))
     plain(*panels.flat)
     handles = [Line2D([], [], color=colours[s], label=f"stage {s}") for s in stages]
     handles.append(Line2D([], [], color="#666666", linewidth=0.8, linestyle=(0, (4, 2)), label="backpropagation"))
