@@ -24,7 +24,6 @@ from unlatch.io import checkpoint, metrics
 
 SOURCE = str(Path(package.__file__).parent.parent)
 CONSTANT = ["--set", "schedule.name=constant", "--set", "optimizer.lr=0.05"]
-#: Two runs measure the blocks twice, and may cut in two places unless told where.
 #: Seconds for what a quiet machine does in a few.
 PATIENCE = 240
 
