@@ -243,3 +243,16 @@ def test_torchrun_trains_the_same_weights(unlatch, conf, cut, tmp_path):
     assert text.count("writing to two") == 1
     one, other = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("one", "two"))
     assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_a_continued_run_keeps_its_measured_choices(unlatch, conf, tmp_path, monkeypatch):
+    flags = ["--method", "dtrp", "--stages", 2, "--set", "method.compensate=auto"]
+    unlatch("train", conf, "--out", "run", *flags)
+    first = json.loads((tmp_path / "run" / "summary.json").read_text())
+    module = sys.modules["unlatch.api.parallelize"]
+    monkeypatch.setattr(module, "profile", None)
+    monkeypatch.setattr(module, "choose_compensation", None)
+    result = unlatch("train", "--resume", "run", "--epochs", 2, "--json")
+    assert result.exit_code == 0, result.output
+    again = json.loads(result.stdout)
+    assert (again["split"], again["method_in_full"]) == (first["split"], first["method_in_full"])
