@@ -17,7 +17,7 @@ OPTIONS = [
     PETRA(microbatches=2, order="1f1b", weights="average"),
     PETRA(microbatches=1, weights="stash", predict="geometric"),
     PETRA(microbatches=1, inputs="store", bn="forward"),
-    PETRA(microbatches=1, store=(2,), bn="forward"),
+    PETRA(microbatches=1, store=(1,), bn="forward"),
 ]
 
 

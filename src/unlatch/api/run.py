@@ -190,6 +190,7 @@ class Run:
             )
         if last or total.stopped:
             total.add(self._engine.drain())
+            self.notes += self._watch.news()
         total.seconds = time.perf_counter() - start
         return None if total.stopped else total
 
