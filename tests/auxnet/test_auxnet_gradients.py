@@ -89,6 +89,16 @@ def test_o3_true_states_and_adjoints_give_backpropagation_for_any_beta(beta):
         assert found.abs().max() < 1e-16
 
 
+def test_o3_holds_without_any_penalty():
+    """beta = 0 is no setting of its own, but weights of zero are: then multipliers alone carry the gradient."""
+    net = residual_net()
+    states, adjoints, gradients = truth(net, *batch())
+    bench = Bench(net, states, adjoints, pull=0.0, imitate=0.0)
+    for found, expected in zip(bench.weight_gradients(), gradients, strict=True):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-16)
+
+
 @pytest.mark.parametrize("beta", BETAS)
 def test_o4_penalty_at_the_true_states_moves_only_the_last_stage_and_input(beta):
     net = residual_net()

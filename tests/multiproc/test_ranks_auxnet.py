@@ -43,6 +43,25 @@ def test_o14_a_rank_with_other_data_is_found(ranks2):
         ranks2.run(rank_jobs.train_on_own_data, AuxNet(data="build"))
 
 
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ((2, 3), "the loader of stage 1 goes on after 2 batches, where that of stage 0 ended"),
+        ((3, 2), "the loader of stage 1 ends after 2 batches, before that of stage 0"),
+    ],
+)
+def test_loaders_of_different_length_are_found(ranks2, batches, words):
+    with pytest.raises(unlatch.errors.DataError, match=words):
+        ranks2.run(rank_jobs.fit_uneven, AuxNet(data="build"), batches, timeout=120)
+
+
+def test_ranks_that_build_their_data_stop_where_the_first_one_does(ranks2):
+    inline = rank_jobs.fit_stopped(AuxNet(data="build"), 2)
+    assert (inline["epochs"], inline["inside"]) == (0, 24)
+    for outcome in ranks2.run(rank_jobs.fit_stopped, AuxNet(data="build"), 2, timeout=120):
+        assert rank_jobs.differences(inline, outcome) == []
+
+
 def test_a_rank_that_leaves_early_is_missed_by_name(ranks2):
     with pytest.raises(unlatch.errors.PeerLost, match=r"rank 1 \(stage 1\)"):
         ranks2.run(rank_jobs.leave_early, AuxNet())

@@ -97,6 +97,27 @@ def fit_conv(method: Any) -> Outcome:
     return {"epochs": epochs, "violations": violations}
 
 
+def fit_uneven(method: Any, batches: tuple[int, ...]) -> None:
+    """Every rank has a loader of its own, and they differ in length."""
+    import torch.distributed as dist
+
+    with conv_run(method, 2) as run:
+        run.fit(images([12] * batches[dist.get_rank()]), 1)
+
+
+def fit_stopped(method: Any, after: int) -> Outcome:
+    """Every rank has a loader of its own; only the first one is asked whether to stop."""
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > after
+
+    with conv_run(method, 2) as run:
+        epochs = len(run.fit(images([12, 12, 12, 5]), 2, stop=stop))
+        return {"epochs": epochs, "inside": run.inside, "state": copied_state(run.module())}
+
+
 def save_conv(method: Any, path: str) -> None:
     with conv_run(method, 2) as run:
         for x, y in images([12, 12, 12]):

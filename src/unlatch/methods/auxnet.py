@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..nn.auxiliary import Border
 from .base import register
 from .border import BorderMethod
-from .checks import check_flag, check_function, check_positive, check_whole
+from .checks import as_function, check_flag, check_positive, check_whole
 from .local import OptimizerFactory
 
 __all__ = ["AuxNet"]
@@ -41,7 +41,8 @@ class AuxNet(BorderMethod):
     - `aux_steps`: fits per correction, explicit only.
     - `depth`: blocks of an automatic AuxNet per run of blocks of one shape.
     - `shared`: one coarse network with a tap per border, the same on all ranks, instead of one network per border.
-    - `factory`: a function of `unlatch.nn.auxiliary.Border` that builds the AuxNet of a border.
+    - `factory`: a function of `unlatch.nn.auxiliary.Border` that builds the AuxNet of a border; in settings files
+      `"package.module:function"`.
     - `aux_optimizer`: factory for the AuxNets; that of the run unless given.
     - `synthesiser_lr`: learning rate of Adam for the synthesiser.
 
@@ -88,8 +89,8 @@ class AuxNet(BorderMethod):
             check_whole(f"auxnet: {what}", getattr(self, what), 1)
         check_flag("auxnet: shared", self.shared)
         check_positive("auxnet: synthesiser_lr", self.synthesiser_lr)
-        check_function("auxnet: factory", self.factory, "a Border (unlatch.nn.auxiliary.Border)")
-        check_function("auxnet: aux_optimizer", self.aux_optimizer, "the parameters")
+        for what, of in (("factory", "a Border (unlatch.nn.auxiliary.Border)"), ("aux_optimizer", "the parameters")):
+            object.__setattr__(self, what, as_function(f"auxnet: {what}", getattr(self, what), of))
         self._check_combinations()
 
     def _check_combinations(self) -> None:

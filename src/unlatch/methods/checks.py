@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from ..errors import ConfigError
+from ..lookup import import_function
 
-__all__ = ["check_flag", "check_function", "check_positive", "check_whole"]
+__all__ = ["as_function", "check_flag", "check_positive", "check_whole"]
 
 
 def check_whole(name: str, value: object, low: int) -> None:
@@ -48,15 +51,22 @@ def check_flag(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be true or false, got {value!r}")
 
 
-def check_function(name: str, value: object, of: str) -> None:
-    """Raise `ConfigError` unless `value` is a function (or nothing): a finished network is none.
+def as_function(name: str, value: object, of: str) -> Callable[..., Any] | None:
+    """The function itself, or the one that `package.module:function` names, as settings files write it.
 
-    >>> check_function("auxnet: factory", nn.Linear(2, 2), "a Border")
+    A finished network is refused, although it can be called.
+
+    >>> as_function("auxnet: factory", "torch.nn:Identity", "a Border")
+    <class 'torch.nn.modules.linear.Identity'>
+    >>> as_function("auxnet: factory", nn.Linear(2, 2), "a Border")
     Traceback (most recent call last):
     ...
     unlatch.errors.ConfigError: auxnet: factory must be a function of a Border, got a finished network (Linear)
     """
+    if isinstance(value, str) and ":" in value:
+        return import_function(name, value)
     if value is None or (callable(value) and not isinstance(value, nn.Module)):
-        return
+        return value
     got = f"a finished network ({type(value).__name__})" if isinstance(value, nn.Module) else repr(value)
-    raise ConfigError(f"{name} must be a function of {of}, got {got}")
+    also = ", or the name of one as 'package.module:function'" if isinstance(value, str) else ""
+    raise ConfigError(f"{name} must be a function of {of}{also}, got {got}")

@@ -15,7 +15,7 @@ from ..rules.bundle import Rules
 from ..schedule import Schedule
 from ..schedule.concurrent import Concurrent
 from .base import Method, register
-from .checks import check_flag, check_function, check_positive
+from .checks import as_function, check_flag, check_positive
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory"]
 
@@ -62,8 +62,8 @@ class DGL(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_function("dgl: head", self.head, "(border_shape, output_shape)")
-        check_function("dgl: head_optimizer", self.head_optimizer, "the parameters")
+        for what, of in (("head", "(border_shape, output_shape)"), ("head_optimizer", "the parameters")):
+            object.__setattr__(self, what, as_function(f"dgl: {what}", getattr(self, what), of))
 
     def lag(self, stages: int) -> int:
         return stages - 1
@@ -99,7 +99,8 @@ class DNI(Local):
         super().__post_init__()
         check_positive("dni: learning_rate", self.learning_rate)
         check_flag("dni: conditioned", self.conditioned)
-        check_function("dni: synthesiser", self.synthesiser, "(border_shape, classes)")
+        made = as_function("dni: synthesiser", self.synthesiser, "(border_shape, classes)")
+        object.__setattr__(self, "synthesiser", made)
 
     def lag(self, stages: int) -> int:
         return stages if stages > 1 else 0
