@@ -172,6 +172,11 @@ def test_wrong_levels_are_refused() -> None:
         plan_pipedream(UNIT, [2, 2], [1.0])
     with pytest.raises(PlanError, match="for each level"):
         plan_pipedream(UNIT, 0)
+    for endless in ([math.inf], [2, math.inf], [math.nan], [2.5]):
+        with pytest.raises(PlanError, match="a whole number of workers"):
+            plan_pipedream(UNIT, endless, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="for each level"):
+        plan_pipedream(UNIT, [2, 2], [1.0, math.nan])
 
 
 def test_long_chains() -> None:

@@ -172,6 +172,9 @@ def test_more_devices_than_layers() -> None:
     assert found["pipedream"].stages == 2
     assert "only 2 of 4 devices used" in found["pipedream"].why
     assert found["layerpipe"].stages == 4
+    crowd = simulate_method("layerpipe", LAYERS[:2], 1000)
+    assert crowd.microbatches == simulate_method("layerpipe", LAYERS[:2], 5).microbatches
+    assert (crowd.stages, crowd.time_per_batch) == (5, 1)
 
 
 def test_table_and_errors() -> None:

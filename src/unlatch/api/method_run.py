@@ -120,7 +120,8 @@ def simulate_method(
     chosen = get_method(method)
     machine = machine or Machine()
     if isinstance(chosen, LayerPipe) and chosen.places_tasks and split is None:
-        chosen = chosen.resolve(devices, batch_size)
+        # More processors than tasks do not deepen the pipeline.
+        chosen = chosen.resolve(min(devices, 3 * len(chain) - 1), batch_size)
         assert isinstance(chosen, LayerPipe)
         return _placed(chosen, chain, devices, batches, machine, linear)
     if split is None:

@@ -74,9 +74,10 @@ def plan_pipedream(
     """
     levels = [workers] if isinstance(workers, int) else list(workers)
     links = [bandwidths] * len(levels) if isinstance(bandwidths, int | float) else list(bandwidths)
-    if not levels or min(levels) < 1 or len(links) != len(levels) or not min(links) >= 0:
+    counted = bool(levels) and all(isinstance(count, int) and count >= 1 for count in levels)
+    if not counted or len(links) != len(levels) or not all(link >= 0 for link in links):
         raise PlanError(
-            f"expected for each level a number of workers >= 1 and a bandwidth >= 0, got {levels} and {links}"
+            f"expected for each level a whole number of workers >= 1 and a bandwidth >= 0, got {levels} and {links}"
         )
     chain = as_chain(costs)
     if len(levels) == 1 and fewer:
