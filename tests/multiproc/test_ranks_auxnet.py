@@ -20,6 +20,8 @@ VARIANTS = {
     "serial": AuxNet(form="lagrangian", warmup=1, serial_every=3),
     "parts": AuxNet(microbatches=2, accumulate=2),
     "shallow": AuxNet(ablation="shallow"),
+    "frozen": AuxNet(ablation="frozen"),
+    "one tensor down": AuxNet(form="lagrangian", border_norm=False, ablation="no-adjoint", beta=((0, 1.0), (4, 3.0))),
     "auxvar": get("auxvar", form="lagrangian"),
     "dni": get("dni", microbatches=2),
 }
