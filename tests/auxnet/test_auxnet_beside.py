@@ -58,6 +58,44 @@ def test_the_size_of_every_auxnet_is_told():
     assert f"{expected:,} parameters" in large.notes[0]
 
 
+def test_the_size_does_not_depend_on_the_sample():
+    """FLOPs of a sample of one were halved."""
+    x, y = vectors(1)[0]
+    sizes = [
+        unlatch.parallelize(
+            tanh_net(6), "auxnet", stages=2, loss_fn=mse_loss, optimizer=plain_sgd, split=["4"], sample=(x[:n], y[:n])
+        )
+        .method_statistics()[1]
+        .capacity
+        for n in (1, 2, 5)
+    ]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert sizes[0].flops == 2 * 5 * 5 * 2
+
+
+def test_single_vectors_at_a_normalised_border_are_warned_of(caplog):
+    x, y = vectors(1)[0]
+
+    def build_with(count: int, **options: Any) -> str:
+        caplog.clear()
+        unlatch.parallelize(
+            tanh_net(4),
+            AuxNet(**options),
+            stages=2,
+            loss_fn=mse_loss,
+            optimizer=plain_sgd,
+            split=["2"],
+            sample=(x[:count], y[:count]),
+        )
+        return caplog.text
+
+    warning = "a single vector has no variance"
+    assert warning in build_with(1)
+    assert warning in build_with(2, microbatches=2)
+    assert warning not in build_with(2)
+    assert warning not in build_with(1, border_norm=False)
+
+
 def test_a_table_of_other_stages_is_not_taken_over(tmp_path, caplog):
     """The stages disagreed on which samples were known, and waited for each other for ever."""
     run = conv_run("auxvar", 2)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ShapeMismatch
 from .chain import Block
-from .tree import Tree, flatten, map_tensors
+from .tree import Tree, batch_size, flatten, map_tensors
 
 __all__ = [
     "Border",
@@ -225,4 +225,4 @@ def _flops(net: nn.Module, sample: Tree) -> int:
     counter = FlopCounterMode(display=False)
     with counter, _evaluating(net):
         net(map_tensors(torch.clone, sample))
-    return int(counter.get_total_flops()) // _ROWS
+    return int(counter.get_total_flops()) // batch_size(sample)
