@@ -246,6 +246,14 @@ def test_a_probe_of_another_path():
         conv_run("auxvar", 2).evaluate([(X, Y)], path="auxiliary")
 
 
+def test_recalibration_on_nothing():
+    run = conv_run("auxnet", 2)
+    before = [b.clone() for b in run.module().buffers()]
+    with pytest.raises(DataError, match="no batch to estimate the statistics"):
+        run.evaluate_recalibrated([(X, Y)], [])
+    assert all(torch.equal(a, b) for a, b in zip(before, run.module().buffers(), strict=True))
+
+
 def test_failures_name_stage_and_batch():
     class Breaks(nn.Module):
         def __init__(self) -> None:

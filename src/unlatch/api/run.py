@@ -251,7 +251,8 @@ class Run:
             self._engine.recorder.pause()
             found = self._evaluate(self._engine.route(), loader)
             with recalibrating(self._engine.stages, self._engine.route()) as estimating:
-                self._evaluate(estimating, batches)
+                if not self._evaluate(estimating, batches)["samples"]:
+                    raise DataError("there was no batch to estimate the statistics of batch norm on")
                 again = self._evaluate(self._engine.route(), loader)
             return found | {f"recalibrated_{name}": value for name, value in again.items() if name != "samples"}
 
