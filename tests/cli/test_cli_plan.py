@@ -189,8 +189,9 @@ def test_layers_of_no_cost_and_of_extreme_cost(answer):
             found = answer(chain(unit, unit, unit, activation_bytes=unit, weight_bytes=unit), 2, "--method", method)
             assert math.isfinite(found["initiation_interval"])
             assert sum(found["loads"]) == pytest.approx(8 * unit)
-        found = answer(chain(unit, unit, unit, activation_bytes=unit, weight_bytes=unit), 2, "--bandwidth", 2)
-        assert all(0 < one["time_per_batch"] < math.inf for one in found["ranking"])
+        for links in (("--bandwidth", 2), ("--bandwidth", 1e-100, "--latency", 1e100)):
+            found = answer(chain(unit, unit, unit, activation_bytes=unit, weight_bytes=unit), 2, *links)
+            assert all(0 < one["time_per_batch"] < math.inf for one in found["ranking"])
 
 
 def test_more_processors_than_work(answer, unlatch):
@@ -348,6 +349,11 @@ DAMAGED = {
     "tasks that are none": (damage(tasks=[3]), ["damaged", "expected a text as task"]),
     "a task of a strange kind": (lambda p: p | {"tasks": [p["tasks"][0] | {"task": "Q"}]}, ["F, D, G or H, got 'Q'"]),
     "a fraction of nothing": (lambda p: p | {"tasks": [p["tasks"][0] | {"fraction": 0}]}, ["above 0 and at most 1"]),
+    "loads that are none": (damage(loads=["x", 1, 1]), ["expected numbers from 0 on as loads"]),
+    "processors in disorder": (
+        lambda p: p | {"tasks": [t | {"processor": 2 - t["processor"]} for t in p["tasks"]]},
+        ["growing processors"],
+    ),
     "too few loads": (damage(loads=[1]), ["loads of 1 processors"]),
     "no method": (damage(method=None), ["expected what `unlatch plan --json` prints", "method None"]),
     "a list": (lambda p: [p], ["expected what `unlatch plan --json` prints", "list"]),
@@ -379,6 +385,14 @@ def test_a_truncated_plan_is_named(unlatch, plan_of_conf):
         Path(name).write_text(content)
         result = unlatch("train", "conf.toml", "--plan", name)
         assert (result.exit_code, f"the plan file {name}" in result.stderr) == (2, True), result.output
+
+
+def test_a_straight_plan_of_another_model_is_named(unlatch, plan_of_conf):
+    plan = plan_of_conf("--method", "pipedream")
+    Path("other.json").write_text(json.dumps(plan | {"split": ["body.3"]}))
+    result = unlatch("train", "conf.toml", "--plan", "other.json")
+    assert result.exit_code == 2
+    assert "the plan file other.json does not suit this model: no block is called 'body.3'" in result.stderr
 
 
 def test_plans_that_training_cannot_follow_say_so(unlatch, plan_of_conf):

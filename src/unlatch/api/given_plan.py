@@ -104,6 +104,8 @@ def _straight(data: Mapping[str, Any], source: str) -> GivenPlan:
 
 
 def _cut(stages: int, split: Any, source: str) -> tuple[int, tuple[str, ...]]:
+    if stages < 1:
+        raise PlanError(f"the plan file {source} is damaged: expected at least 1 stage, got {stages}")
     if not isinstance(split, list) or len(split) != stages - 1 or not all(isinstance(name, str) for name in split):
         raise PlanError(
             f"the plan file {source} is damaged: expected split to name the {stages - 1} layers that start the second "
@@ -136,6 +138,8 @@ def _placed(data: Mapping[str, Any], source: str) -> GivenPlan:
     if not tasks or missing or sorted(names) != list(range(count)):
         raise PlanError(f"the plan file {source} is incomplete: {', '.join(missing) or 'some layers have no tasks'}")
     loads = _get(data, "loads", list, source)
+    if any(isinstance(load, bool) or not isinstance(load, int | float) or not 0 <= load < 1e308 for load in loads):
+        raise PlanError(f"the plan file {source} is damaged: expected numbers from 0 on as loads, got {loads!r:.60}")
     used = sorted({task.processor for task in tasks})
     if used[0] < 0 or used[-1] >= len(loads):
         raise PlanError(f"the plan file {source} has loads of {len(loads)} processors, but uses {used}")

@@ -142,7 +142,11 @@ def _best_cut(
 ) -> MethodRun:
     """With as many stages as there are devices; with fewer where messages would take longer than they save."""
     most = min(devices, len(chain))
-    counts = _stage_counts(most) if isinstance(machine.channel, Channel) and machine.channel != FREE else [most]
+    counts = [most]
+    if isinstance(machine.channel, Channel) and machine.channel != FREE:
+        # Beside such a latency the work would vanish in rounding.
+        hopeless = machine.channel.latency > 1e9 * float(total_work(chain))
+        counts = [1] if hopeless else _stage_counts(most)
     runs = []
     for stages in counts:
         chosen = method.resolve(stages, batch_size)

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from ..config import Config, load
-from ..errors import ConfigError, UnlatchError
+from ..data.loader import Loader
+from ..errors import ConfigError, PlanError, UnlatchError
 from ..io import checkpoint
 from ..io.run_folder import RunFolder
 from ..methods import get
@@ -135,7 +136,7 @@ def _here(request: _Request) -> dict[str, Any]:
     console = people(request.as_json)
     config, notes = _settings(request)
     data = loaders(config)
-    brief = prepare(config, data[0], _before(request, config))
+    brief = _prepare(request, config, data[0])
     folder = _folder(request, config)
     _announce(console, brief, notes, folder)
     order = _order(request, folder)
@@ -156,7 +157,7 @@ def _under_torchrun(request: _Request) -> dict[str, Any]:
         try:
             config, notes = _settings(request)
             data = loaders(config)
-            brief = prepare(config, data[0], _before(request, config))
+            brief = _prepare(request, config, data[0])
             folder = _folder(request, config)
             _announce(people(request.as_json), brief, notes, folder)
             found = brief, _order(request, folder)
@@ -198,6 +199,15 @@ def _settings(request: _Request) -> tuple[Config, list[str]]:
     if request.probe_every:
         with_own_probe(get(config.method.name, **config.method.options), request.probe_every)
     return config, notes
+
+
+def _prepare(request: _Request, config: Config, train: Loader) -> Brief:
+    try:
+        return prepare(config, train, _before(request, config))
+    except PlanError as error:
+        if request.plan is None or str(request.plan) in str(error):
+            raise
+        raise PlanError(f"the plan file {request.plan} does not suit this model: {error}") from None
 
 
 def _before(request: _Request, config: Config) -> dict[str, Any] | None:
