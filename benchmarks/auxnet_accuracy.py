@@ -99,10 +99,19 @@ SWEPT: dict[str, dict[str, Any]] = {
     "imitate 0.005": {"imitate": 0.005},
     "imitate 0.5": {"imitate": 0.5},
     "depth 2": {"depth": 2},
+    "depth 3": {"depth": 3},
+    "K=3": {},
     "shared at K=3": {"shared": True},
     "K=4": {},
 }
-SWEEP_CUTS = {"shared at K=3": "K3", "K=4": "K4"}
+SWEEP_CUTS = {"K=3": "K3", "shared at K=3": "K3", "K=4": "K4"}
+#: What the sweep varies, and where in it the values are found.
+AXES: dict[str, dict[str, str]] = {
+    "pull": {"3": "pull 3", "30": "default", "300": "pull 300"},
+    "imitate": {"0.005": "imitate 0.005", "0.05": "default", "0.5": "imitate 0.5"},
+    "blocks per group in the AuxNet": {"1": "default", "2": "depth 2", "3": "depth 3"},
+    "stages": {"2": "default", "3": "K=3", "3, shared": "shared at K=3", "4": "K=4"},
+}
 SWEEP = [
     Setting("sweep bp", "K1", "bp", epochs=4),
     *(Setting(f"sweep {name}", SWEEP_CUTS.get(name, "K2"), options=o, epochs=4) for name, o in SWEPT.items()),
@@ -219,6 +228,7 @@ def report(study: Study) -> None:
     FIGURES.mkdir(exist_ok=True)
     _draw_accuracies(study, [row["setting"] for row in rows])
     _draw_borders(study)
+    _draw_sweep(study)
 
 
 def _draw_accuracies(study: Study, settings: list[str]) -> None:
@@ -250,6 +260,24 @@ def _draw_borders(study: Study) -> None:
     axes[0].legend()
     figure.tight_layout()
     figure.savefig(FIGURES / "auxnet-borders.svg")
+    plt.close(figure)
+
+
+def _draw_sweep(study: Study) -> None:
+    """Accuracy on held-out images against what is varied, one run each."""
+    found = {row["setting"].removeprefix("sweep "): row["accuracy"] for row in study.rows if "sweep " in row["setting"]}
+    if not {"bp", *SWEPT} <= found.keys():
+        return
+    figure, axes = plt.subplots(1, len(AXES), figsize=(12, 2.8), sharey=True)
+    for (what, values), plot in zip(AXES.items(), axes, strict=True):
+        plot.plot(list(values), [found[name] for name in values.values()], "o-" if what != "stages" else "o")
+        plot.axhline(found["bp"], color="grey", linestyle="--", label="bp")
+        plot.set_xlabel(what)
+        plot.grid(axis="y", alpha=0.3)
+    axes[0].set_ylabel("held-out accuracy in %")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(FIGURES / "auxnet-sweep.svg")
     plt.close(figure)
 
 
