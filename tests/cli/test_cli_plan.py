@@ -349,6 +349,12 @@ DAMAGED = {
     "tasks that are none": (damage(tasks=[3]), ["damaged", "expected a text as task"]),
     "a task of a strange kind": (lambda p: p | {"tasks": [p["tasks"][0] | {"task": "Q"}]}, ["F, D, G or H, got 'Q'"]),
     "a fraction of nothing": (lambda p: p | {"tasks": [p["tasks"][0] | {"fraction": 0}]}, ["above 0 and at most 1"]),
+    "half of a task": (
+        lambda p: p | {"tasks": [t | {"fraction": t["fraction"] / 2} for t in p["tasks"]]},
+        ["shares of F of layer 0", "add up to 1, got 0.5 on 0"],
+    ),
+    "a task twice": (lambda p: p | {"tasks": [*p["tasks"], p["tasks"][0]]}, ["shares of F of layer 0"]),
+    "a mode without tasks": (damage(mode="stages"), ["mode must be one of divisible, atomic, factor"]),
     "loads that are none": (damage(loads=["x", 1, 1]), ["expected numbers from 0 on as loads"]),
     "processors in disorder": (
         lambda p: p | {"tasks": [t | {"processor": 2 - t["processor"]} for t in p["tasks"]]},

@@ -17,7 +17,7 @@ from ..plan.json_file import read_json
 from ..plan.layer_groups import Span, group_blocks
 from ..plan.retiming import by_task, retime
 from ..plan.task_plan import TaskPlan, merge_whole_layers, shift_weight_gradients
-from ..plan.tasks import Task
+from ..plan.tasks import MODES, Task
 from .layer_plan import Precision, linear_of
 
 __all__ = ["GivenPlan", "follow_tasks", "read_plan"]
@@ -137,6 +137,17 @@ def _placed(data: Mapping[str, Any], source: str) -> GivenPlan:
     missing = [what for what in missing if what != "D of layer 0"]
     if not tasks or missing or sorted(names) != list(range(count)):
         raise PlanError(f"the plan file {source} is incomplete: {', '.join(missing) or 'some layers have no tasks'}")
+    for (kind, layer), parts in shares.items():
+        if abs(float(sum(part.fraction for part in parts)) - 1) > 1e-6 or len({part.processor for part in parts}) < len(
+            parts
+        ):
+            shown = ", ".join(f"{float(part.fraction):g} on {part.processor}" for part in parts)
+            raise PlanError(
+                f"the plan file {source}: shares of {kind} of layer {layer} must be on different processors and add up "
+                f"to 1, got {shown}"
+            )
+    if data.get("mode") not in MODES:
+        raise PlanError(f"the plan file {source}: mode must be one of {', '.join(MODES)}, got {data.get('mode')!r:.60}")
     loads = _get(data, "loads", list, source)
     if any(isinstance(load, bool) or not isinstance(load, int | float) or not 0 <= load < 1e308 for load in loads):
         raise PlanError(f"the plan file {source} is damaged: expected numbers from 0 on as loads, got {loads!r:.60}")
@@ -146,7 +157,7 @@ def _placed(data: Mapping[str, Any], source: str) -> GivenPlan:
     return GivenPlan(
         source,
         "layerpipe",
-        {"mode": _get(data, "mode", str, source)},
+        {"mode": data["mode"]},
         len(used),
         None,
         tuple(tasks),
