@@ -7,7 +7,8 @@ Rounds are short, and each predicts and measures every method within seconds, in
 speed of a machine drifts within minutes. The ratio of each round counts. Nothing is fitted to the runs: what goes into
 a prediction is measured on both ranks at the same time, as they will also train at the same time.
 
-- Costs of the blocks at the size of a micro-batch, of the rank that holds them. The mean over passes, not the best:
+- Costs of the blocks at the size of a micro-batch. Each rank measures those of its own stage and no others, so that as
+  much memory is in use as in training. The mean over passes, not the best:
   jitter has mean 1, and only means of blocks add up to the mean of a stage.
 - The update of every block, with the copy of its weights where older ones are still needed.
 - The jitter of each rank's own stage. Predictions are the mean over several seeds.
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,7 +42,7 @@ from unlatch.api.method_run import simulate_method
 from unlatch.methods import LayerPipe, Method, get
 from unlatch.models import build
 from unlatch.nn.chain import Block, chain
-from unlatch.nn.tree import split_batch
+from unlatch.nn.tree import split_batch, tree_bytes
 from unlatch.plan import jitter, profile
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
@@ -147,14 +149,16 @@ def observe(name: str, split: list[str] | None) -> Observation:
     x, y = split_batch(case.data(), case.parts)[0]
     blocks = chain(case.model())
     loss = partial(_loss, y)
-    dist.barrier()
-    found = profile(blocks, x, loss, repeats=4, centre="mean")
-    updates = [_update_seconds(block.module, case.keeps_weights) for block in blocks]
     own, entry, ends = _own_stage(blocks, x, split)
+    own_loss = loss if ends else None
+    # The first block of a profile needs no gradient of its input; that of an upper stage does.
+    front = [Block("border", nn.Identity())] if own[0] is not blocks[0] else []
     dist.barrier()
-    spread_of_times = jitter(own, entry, loss if ends else None, repeats=8)
-    borders = [cost.output_bytes for cost, above in zip(found, blocks[1:], strict=False) if _crosses(above, split)]
-    size = max(borders)
+    found = profile([*front, *own], entry, own_loss, repeats=4, centre="mean")[len(front) :]
+    updates = [_update_seconds(block.module, case.keeps_weights) for block in own]
+    dist.barrier()
+    spread_of_times = jitter(own, entry, own_loss, repeats=8)
+    size = _border_bytes(blocks, x, split)
     return Observation(
         [
             LayerCost(
@@ -176,8 +180,15 @@ def _loss(target: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs, target)
 
 
-def _crosses(above: Block, split: list[str] | None) -> bool:
-    return split is None or above.name in split
+def _border_bytes(blocks: list[Block], x: Any, split: list[str] | None) -> int:
+    """Of the largest message between the ranks."""
+    sizes = []
+    with torch.no_grad():
+        for block, above in pairwise(blocks):
+            x = block.module(x)
+            if split is None or above.name in split:
+                sizes.append(tree_bytes(x))
+    return max(sizes)
 
 
 def _own_stage(blocks: list[Block], x: Any, split: list[str] | None) -> tuple[list[Block], Any, bool]:
@@ -227,9 +238,9 @@ def _simulated(case: Case, split: list[str] | None, seen: Sequence[Observation],
         homes = {task.layer: task.processor for task in plan.tasks if task.kind == "F"}
         layers = tuple(seen[homes[n]].layers[n] for n in range(len(homes)))
         return float(simulate_layerpipe(replace(plan, layers=layers), 40, machine, exact=False).interval)
-    border = next(n for n, layer in enumerate(seen[0].layers) if layer.name == split[0])
-    layers = (*seen[0].layers[:border], *seen[1].layers[border:])
-    return simulate_method(case.method, layers, 2, split=split, machine=machine).time_per_batch
+    return simulate_method(
+        case.method, [*seen[0].layers, *seen[1].layers], 2, split=split, machine=machine
+    ).time_per_batch
 
 
 @dataclass(frozen=True)
