@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 from ..api.layer_plan import linear_of
 from ..errors import ConfigError
@@ -19,9 +21,19 @@ from ..plan.systolic import systolic_costs
 from .brief import build_model, loaders, model_options
 from .settings import read_settings
 
-__all__ = ["CostSource", "Layers", "layer_costs"]
+__all__ = ["ArraySide", "BatchSize", "CostModel", "CostSource", "CostsFile", "Layers", "layer_costs"]
 
 _BATCH, _ARRAY = 64, 128
+
+#: Options that `plan` and `simulate` share.
+CostsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Layers as JSON: name, F, D, G, ... each.")]
+CostModel = Annotated[str | None, typer.Option(help="mac or systolic; for a model: measured or mac.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, max=10**6, help="Samples per batch of a published network.  [default: 64]")
+]
+ArraySide = Annotated[
+    int | None, typer.Option(min=1, max=10**6, help="Rows and columns of a systolic array.  [default: 128]")
+]
 
 
 @dataclass(frozen=True)

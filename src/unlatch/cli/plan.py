@@ -21,7 +21,7 @@ from ..plan.task_planning import place_tasks
 from ..schedule.channel import FREE, Channel
 from ..schedule.simulator_stages import Machine
 from .console import emit_json, people
-from .costs import CostSource, Layers, layer_costs
+from .costs import ArraySide, BatchSize, CostModel, CostsFile, CostSource, Layers, layer_costs
 from .machine import check_devices, machine_of, writable
 
 __all__ = ["command"]
@@ -74,15 +74,11 @@ class _Wish:
 
 def command(
     conf: Annotated[Path | None, typer.Argument(metavar="[CONF.toml]", help="Settings: plan this model.")] = None,
-    costs: Annotated[Path | None, typer.Option(metavar="FILE", help="Layers as JSON: name, F, D, G, ... each.")] = None,
+    costs: CostsFile = None,
     network: Annotated[str | None, typer.Option(help="A published network: alexnet, vgg16, resnet50, ...")] = None,
-    cost_model: Annotated[str | None, typer.Option(help="mac or systolic; for a model: measured or mac.")] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="Samples per batch of a published network.  [default: 64]")
-    ] = None,
-    array: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="Rows and columns of a systolic array.  [default: 128]")
-    ] = None,
+    cost_model: CostModel = None,
+    batch: BatchSize = None,
+    array: ArraySide = None,
     processors: Annotated[int, typer.Option(min=1, help="Devices.")] = 2,
     method: Annotated[str, typer.Option(help="layerpipe, pipedream, or auto: all methods, ranked.")] = "auto",
     mode: Annotated[

@@ -16,7 +16,7 @@ from ..report.timeline import save_timeline
 from ..report.timeline_page import timeline_html
 from ..report.trace import write_trace
 from .console import emit_json, people
-from .costs import CostSource, layer_costs
+from .costs import ArraySide, BatchSize, CostModel, CostsFile, CostSource, layer_costs
 from .machine import check_devices, machine_of, writable
 
 __all__ = ["command"]
@@ -26,15 +26,11 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 def command(
     conf: Annotated[Path | None, typer.Argument(metavar="[CONF.toml]", help="Settings: simulate this model.")] = None,
-    costs: Annotated[Path | None, typer.Option(metavar="FILE", help="Layers as JSON: name, F, D, G, ... each.")] = None,
+    costs: CostsFile = None,
     network: Annotated[str | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
-    cost_model: Annotated[str | None, typer.Option(help="mac or systolic; for a model: measured or mac.")] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="Samples per batch of a published network.  [default: 64]")
-    ] = None,
-    array: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="Rows and columns of a systolic array.  [default: 128]")
-    ] = None,
+    cost_model: CostModel = None,
+    batch: BatchSize = None,
+    array: ArraySide = None,
     processors: Annotated[str, typer.Option(help="Devices: 4, 2..64, 1,2,4 or 2..64*2.")] = "4",
     methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")] = "pipedream",
     batches: Annotated[int | None, typer.Option(min=1, help="Batches; by default enough for a steady state.")] = None,
