@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,3 +58,27 @@ def conf(tmp_path: Path) -> Path:
 def cut() -> tuple[str, ...]:
     """Flags for two stages cut at a named place: runs that are compared must not be cut by times measured for each."""
     return "--stages", "2", "--set", 'run.split=["layers.2"]'
+
+
+@pytest.fixture
+def costs(tmp_path):
+    """Write layers to a file."""
+
+    def write(layers: object) -> Path:
+        path = tmp_path / "layers.json"
+        path.write_text(layers if isinstance(layers, str) else json.dumps(layers))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def answer(unlatch, costs):
+    """The JSON that `unlatch plan` prints for a chain."""
+
+    def ask(layers: object, processors: int, *flags: object) -> dict:
+        result = unlatch("plan", "--costs", costs(layers), "--processors", processors, *flags, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return ask

@@ -1,0 +1,172 @@
+"""`unlatch train --plan`: training follows what `unlatch plan` printed, and says why where it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def trained(unlatch, *flags: object) -> dict:
+    result = unlatch("train", "conf.toml", *flags, "--processes", 1, "--out", "run", "--overwrite", "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def plan_of_conf(unlatch, conf):
+    """A plan of the small model by counted costs, which are the same every time."""
+
+    def make(*flags: object) -> dict:
+        result = unlatch("plan", conf, "--cost-model", "mac", *flags, "--json", "-o", "plan.json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--method", "pipedream", "--processors", 3),
+        ("--method", "pipedream", "--processors", 3, "--bandwidth", 1e6),
+        ("--method", "layerpipe", "--processors", 3),
+        ("--method", "layerpipe", "--processors", 20),
+        ("--method", "layerpipe", "--processors", 5, "--mode", "atomic"),
+        ("--method", "layerpipe", "--processors", 3, "--mode", "factor"),
+        ("--method", "layerpipe", "--processors", 4, "--bandwidth", 1e3, "--latency", 10),
+    ],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_train_refused_plans_that_plan_offers(unlatch, plan_of_conf, flags):
+    plan = plan_of_conf(*flags)
+    summary = trained(unlatch, "--plan", "plan.json")
+    assert summary["method"] == plan["method"]
+    settings = Path("run/config.toml").read_text()
+    assert f"stages = {plan['busy_processors']}\n" in settings
+
+
+@pytest.mark.parametrize("processors", [1, 20])
+def test_train_refused_plans_of_auto(unlatch, plan_of_conf, processors):
+    """On as many processors as each method uses, of which there may be fewer than were given."""
+    plan = plan_of_conf("--processors", processors)
+    assert trained(unlatch, "--plan", "plan.json")["method"] == plan["ranking"][0]["method"]
+    for name in ("layerpipe", "zb-h1", "dgl"):
+        stages = next(one["stages"] for one in plan["ranking"] if one["method"] == name)
+        summary = trained(unlatch, "--plan", "plan.json", "--method", name)
+        assert summary["method"] == name
+        assert f"stages = {stages}\n" in Path("run/config.toml").read_text()
+
+
+def test_a_plan_beats_the_stages_processes_and_split_of_the_file(unlatch, plan_of_conf, conf):
+    conf.write_text(conf.read_text() + 'stages = 3\nprocesses = 3\nsplit = ["layers.1", "layers.2"]\n')
+    plan_of_conf("--method", "pipedream", "--processors", 2)
+    result = unlatch("train", conf, "--plan", "plan.json", "--out", "run", "--processes", 1)
+    assert result.exit_code == 0, result.output
+    settings = Path("run/config.toml").read_text()
+    assert "stages = 2\n" in settings
+    refused = unlatch("train", conf, "--plan", "plan.json", "--stages", 3)
+    assert refused.exit_code == 2
+    assert "--stages 3 contradicts the plan plan.json, which uses 2" in refused.stderr
+
+
+def test_training_follows_the_tasks_of_the_plan(unlatch, plan_of_conf):
+    plan = plan_of_conf("--method", "layerpipe", "--processors", 3)
+    shown = unlatch("train", "conf.toml", "--plan", "plan.json", "--processes", 1, "--out", "run").stdout
+    assert "as plan.json says" in shown
+    delays = [int(line.rsplit(" ", 1)[1]) for line in shown.splitlines() if line.startswith("layer ")]
+    # Neighbours on one processor are one layer to training.
+    assert [d for n, d in enumerate(plan["delays"]) if n == 0 or d != plan["delays"][n - 1]] == list(
+        dict.fromkeys(delays)
+    )
+    again = unlatch("train", "--resume", "run", "--epochs", 2)
+    assert again.exit_code == 0, again.output
+    assert "as plan.json says" in again.stdout
+
+
+def test_a_plan_of_a_file_with_the_blocks_of_the_model(unlatch, conf, answer):
+    layers = [{"name": f"layers.{n}", "F": t, "D": t, "G": t} for n, t in enumerate((1, 2, 4, 3))]
+    answer(layers, 2, "--method", "layerpipe", "-o", "plan.json")
+    assert trained(unlatch, "--plan", "plan.json")["method"] == "layerpipe"
+
+
+# --------------------------------------------------------------------- bad plans
+
+
+def damage(**changes: object):
+    return lambda plan: {**plan, **changes}
+
+
+DAMAGED = {
+    "another model": (lambda p: p | {"tasks": [t | {"name": f"x{t['layer']}"} for t in p["tasks"]]}, ["another model"]),
+    "a lost task": (lambda p: p | {"tasks": p["tasks"][1:]}, ["incomplete", "F of layer 0"]),
+    "no tasks": (damage(tasks=[]), ["incomplete"]),
+    "tasks that are none": (damage(tasks=[3]), ["damaged", "expected a text as task"]),
+    "a task of a strange kind": (lambda p: p | {"tasks": [p["tasks"][0] | {"task": "Q"}]}, ["F, D, G or H, got 'Q'"]),
+    "a fraction of nothing": (lambda p: p | {"tasks": [p["tasks"][0] | {"fraction": 0}]}, ["above 0 and at most 1"]),
+    "half of a task": (
+        lambda p: p | {"tasks": [t | {"fraction": t["fraction"] / 2} for t in p["tasks"]]},
+        ["shares of F of layer 0", "add up to 1, got 0.5 on 0"],
+    ),
+    "a task twice": (lambda p: p | {"tasks": [*p["tasks"], p["tasks"][0]]}, ["shares of F of layer 0"]),
+    "a mode without tasks": (damage(mode="stages"), ["mode must be one of divisible, atomic, factor"]),
+    "loads that are none": (damage(loads=["x", 1, 1]), ["expected numbers from 0 on as loads"]),
+    "processors in disorder": (
+        lambda p: p | {"tasks": [t | {"processor": 2 - t["processor"]} for t in p["tasks"]]},
+        ["growing processors"],
+    ),
+    "too few loads": (damage(loads=[1]), ["loads of 1 processors"]),
+    "no method": (damage(method=None), ["expected what `unlatch plan --json` prints", "method None"]),
+    "a list": (lambda p: [p], ["expected what `unlatch plan --json` prints", "list"]),
+    "an unknown mode": (damage(mode="sideways"), ["mode must be one of", "sideways"]),
+    "not in a row": (damage(contiguous=False), ["--placement row"]),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_plan_is_named(unlatch, plan_of_conf, case):
+    change, phrases = DAMAGED[case]
+    Path("damaged.json").write_text(json.dumps(change(plan_of_conf("--method", "layerpipe", "--processors", 3))))
+    result = unlatch("train", "conf.toml", "--plan", "damaged.json")
+    assert result.exit_code == 2, result.output
+    assert "damaged.json" in result.stderr
+    assert "conf.toml" not in result.stderr
+    for phrase in phrases:
+        assert phrase in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_truncated_plan_is_named(unlatch, plan_of_conf):
+    plan_of_conf("--method", "pipedream")
+    whole = Path("plan.json").read_text()
+    Path("half.json").write_text(whole[: len(whole) // 2])
+    result = unlatch("train", "conf.toml", "--plan", "half.json")
+    assert (result.exit_code, "the plan file half.json is not JSON" in result.stderr) == (2, True)
+    for name, content in (("empty.json", ""), ("deep.json", "[" * 100_000)):
+        Path(name).write_text(content)
+        result = unlatch("train", "conf.toml", "--plan", name)
+        assert (result.exit_code, f"the plan file {name}" in result.stderr) == (2, True), result.output
+
+
+def test_a_straight_plan_of_another_model_is_named(unlatch, plan_of_conf):
+    plan = plan_of_conf("--method", "pipedream")
+    Path("other.json").write_text(json.dumps(plan | {"split": ["body.3"]}))
+    result = unlatch("train", "conf.toml", "--plan", "other.json")
+    assert result.exit_code == 2
+    assert "the plan file other.json does not suit this model: no block is called 'body.3'" in result.stderr
+
+
+def test_plans_that_training_cannot_follow_say_so(unlatch, plan_of_conf):
+    plan_of_conf("--method", "pipedream", "--replicate", "--processors", 3)
+    assert "plan without --replicate" in unlatch("train", "conf.toml", "--plan", "plan.json").stderr
+    plan_of_conf("--processors", 2)
+    wrong = unlatch("train", "conf.toml", "--plan", "plan.json", "--method", "pipedraem")
+    assert "does not rank 'pipedraem'. Did you mean 'pipedream'" in wrong.stderr
+    plan_of_conf("--method", "pipedream")
+    assert (
+        "is for pipedream, not for dtr"
+        in unlatch("train", "conf.toml", "--plan", "plan.json", "--method", "dtr").stderr
+    )
+    unlatch("train", "conf.toml", "--out", "run")
+    assert "--resume keeps its plan" in unlatch("train", "--resume", "run", "--plan", "plan.json").stderr
