@@ -24,7 +24,7 @@ import unlatch
 from unlatch.models import build
 from unlatch.nn.chain import chain
 from unlatch.plan.auxnet_partition import auxnet_split
-from unlatch.runtime.local_statistics import layer_parallel_times
+from unlatch.methods.auxnet.statistics import layer_parallel_times
 
 TARGET = 0.65
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)

@@ -18,7 +18,7 @@ from small_nets import images, tanh_net, vectors
 from unlatch.methods import AuxNet, AuxVar
 from unlatch.models import build
 from unlatch.nn.auxiliary import Capacity
-from unlatch.runtime.local_statistics import LocalStatistics, layer_parallel_times
+from unlatch.methods.auxnet.statistics import LocalStatistics, layer_parallel_times
 
 DATA = images([12, 12, 12])
 

@@ -13,8 +13,8 @@ import unlatch
 from border_cases import SPLIT, STAGES, Bench, Fixed, batch, random_like, residual_net, stages_of_net, truth
 from recording import Optimizers, RecordingSGD, stages_of
 from unlatch.methods import AuxNet
-from unlatch.rules.border import BorderRule
-from unlatch.runtime.gradient_probe import serial_gradients
+from unlatch.methods.auxnet.mismatch import BorderRule
+from unlatch.methods.auxnet.probe import serial_gradients
 from unlatch.runtime.jobs import Job
 from unlatch.runtime.micro import Micro
 

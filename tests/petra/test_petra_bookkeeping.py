@@ -13,7 +13,7 @@ from recording import Optimizers, RecordingSGD, feed, stages_of
 from rev_nets import REVNET18, regression, rev_net, rev_run
 from unlatch.methods import PETRA
 from unlatch.schedule import lockstep, one_f_one_b_async, ticked
-from unlatch.schedule.actions import Kind
+from unlatch.schedule.entries import Kind
 from unlatch.schedule.occupancy import buffers
 from unlatch.schedule.runs import streams
 

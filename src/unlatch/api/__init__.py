@@ -1,8 +1,7 @@
 """What users call."""
 
-from . import layerpipe, local
 from .parallelize import parallelize
 from .run import Epoch, Run, StepResult
 from .statistics import StageStatistics
 
-__all__ = ["Epoch", "Run", "StageStatistics", "StepResult", "layerpipe", "local", "parallelize"]
+__all__ = ["Epoch", "Run", "StageStatistics", "StepResult", "parallelize"]

@@ -18,7 +18,7 @@ from ..plan.layer_groups import Span, group_blocks
 from ..plan.retiming import by_task, retime
 from ..plan.task_plan import TaskPlan, merge_whole_layers, shift_weight_gradients
 from ..plan.tasks import MODES, Task
-from .layer_plan import Precision, linear_of
+from ..methods.layerpipe.planning import Precision, linear_of
 
 __all__ = ["GivenPlan", "follow_tasks", "read_plan"]
 

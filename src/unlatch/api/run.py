@@ -211,7 +211,7 @@ class Run:
                     f"fit needs a loader of pairs (x, y), got {type(batch).__name__} from it; adapt the loader"
                 )
             # Asked with the next batch at hand: without one the pass is complete, and there is nothing to cut short.
-            if engine.lowest == 0 and collect.is_empty and engine.between_updates and stop():
+            if engine.holds_first and collect.is_empty and engine.between_updates and stop():
                 total.stopped = True
                 break
             self.inside += batch_size(batch[0])
@@ -257,8 +257,12 @@ class Run:
             return found | {f"recalibrated_{name}": value for name, value in again.items() if name != "samples"}
 
     def _evaluate(self, route: dict[int, Any], loader: Loader | None) -> dict[str, float]:
-        engine, above = self._engine, self._world.size - 1 - self._world.rank
-        return evaluate(route, engine.schedule.stages, engine.mail, loader, behind=above, loss_fn=self._options.loss_fn)
+        engine = self._engine
+        stages = engine.schedule.stages
+        devices = engine.devices[:stages]
+        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=self._options.loss_fn)
+        # A rank without a stage of its own takes no part.
+        return found if len(set(devices)) == self._world.size else self._world.broadcast(found)
 
     # ---------------------------------------------------------------- results
 
@@ -313,12 +317,14 @@ class Run:
             "split": self.plan.split,
             "joined": self._compensation.count,
         }
-        snapshot.save(Path(path), self._engine, self._names, self._world, loop)
+        snapshot.save(Path(path), self._engine, self._names, self._world, loop, self.plan.starts)
 
     def load(self, path: str | Path, *, optimizer: bool = True) -> None:
         """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters."""
         self.flush()
-        loop = snapshot.load(Path(path), self._engine, self._names, self._world, optimizer=optimizer)
+        loop = snapshot.load(
+            Path(path), self._engine, self._names, self._world, self.plan.starts, optimizer=optimizer
+        )
         if optimizer:
             self.epochs, self.inside = int(loop.get("epochs", 0)), int(loop.get("inside", 0))
 

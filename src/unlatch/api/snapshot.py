@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import CheckpointMismatch
 from ..io import checkpoint
+from ..runtime.beside import beside_settings, beside_tensors, load_beside
 from ..runtime.engine import Engine
 from ..runtime.stage import Stage
 from ..runtime.world import World
@@ -24,14 +25,17 @@ def model_state(stages: Iterable[Stage], names: Names) -> dict[str, Tensor]:
     return {names[s.index][key]: t for s in stages for key, t in s.module.state_dict().items()}
 
 
-def save(path: Path, engine: Engine, names: Names, world: World, loop: dict[str, Any]) -> None:
-    """Write one checkpoint from the stages of all ranks."""
+def save(
+    path: Path, engine: Engine, names: Names, world: World, loop: dict[str, Any], layout: Sequence[int]
+) -> None:
+    """Write one checkpoint from the stages of all ranks; `layout` is the cut that what is beside them belongs to."""
     stages = engine.stages.values()
     for stage in stages:
         stage.updater.forget()
     own = (model_state(stages, names), *_optimizer_state(stages, names), _common(stages))
     parts = world.gather(own)
-    beside = world.gather((engine.extra_tensors(), engine.extra_settings()))
+    stations = engine.stations.values()
+    beside = world.gather((beside_tensors(stations), beside_settings(stations, layout)))
     error: Exception | None = None
     if world.rank == 0:
         state = {
@@ -55,7 +59,9 @@ def save(path: Path, engine: Engine, names: Names, world: World, loop: dict[str,
         raise problem
 
 
-def load(path: Path, engine: Engine, names: Names, world: World, *, optimizer: bool) -> dict[str, Any]:
+def load(
+    path: Path, engine: Engine, names: Names, world: World, layout: Sequence[int], *, optimizer: bool
+) -> dict[str, Any]:
     """Read a checkpoint into the stages of this rank. **Returns:** the loop state."""
     found = checkpoint.read(path)
     expected = {name for part in world.gather({n for s in names.values() for n in s.values()}) for name in part}
@@ -73,7 +79,8 @@ def load(path: Path, engine: Engine, names: Names, world: World, *, optimizer: b
             _restore_optimizer(path, stage, own, found)
     loop: dict[str, Any] = found.state.get("loop", {})
     if optimizer:
-        engine.load_extra(found.extra.get("beside", {}), found.state.get("beside", {}))
+        tensors, settings = found.extra.get("beside", {}), found.state.get("beside", {})
+        load_beside(engine.stations.values(), layout, tensors, settings)
         engine.restore_counters(loop)
     return loop
 

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from ..api.layer_plan import linear_of
+from ..methods.layerpipe.planning import linear_of
 from ..errors import ConfigError
 from ..nn.chain import chain
 from ..plan import profile

@@ -5,8 +5,7 @@
 True
 """
 
-from .auxnet import AuxNet
-from .auxvar import SPH, AuxVar
+from .auxnet import SPH, AuxNet, AuxVar
 from .backward_unlocked import DDG, FR
 from .base import Delayed, Method, get, names, register
 from .compose import Compose

@@ -5,14 +5,22 @@ To add one: subclass `Method` (or `Delayed`), name it, return a schedule and rul
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PlanError
 from ..lookup import call, did_you_mean
+from ..nn.chain import Block
+from ..nn.tree import Tree
+from ..plan import BlockCost, Plan, make_plan, profile
 from ..rules.bundle import Rules
 from ..rules.predict import NoPrediction, Predictor, predictor
+from ..runtime.blueprint import Blueprint
+from ..runtime.stage import Stage, reverses
+from ..runtime.station import ChainStation, Station
 from ..schedule import Schedule
 from ..schedule.stability import auto_microbatches
 
@@ -66,15 +74,102 @@ class Method(ABC):
     def gaps(self, stages: int) -> tuple[int, ...]:
         """Per stage, micro-batches between the weights a forward sees and those its gradient is applied to."""
         schedule = self.schedule(stages)
-        if schedule.flushes:
-            return (0,) * stages
-        first = int(getattr(schedule, "backward_first", False))
-        return tuple(max(0, schedule.delay(s) - first) for s in range(stages))
+        return tuple(schedule.lateness(stage) for stage in range(stages))
 
     def staleness(self, stages: int) -> tuple[float, ...]:
         """Per stage, the mean number of updates between forward and backward that theory gives."""
         parts = (self.microbatches if self.microbatches != "auto" else 1) * self.accumulate
         return tuple(gap / parts for gap in self.gaps(stages))
+
+    # ------------------------------------------------------------- what it plans
+
+    def plan(
+        self,
+        blocks: Sequence[Block],
+        stages: int,
+        split: Literal["auto"] | Sequence[str] = "auto",
+        sample: tuple[Tree, Tree] | None = None,
+        precision: Literal["fp32", "bf16"] = "fp32",
+    ) -> Plan:
+        """Where a model is cut; `"auto"` measures the blocks on a sample, if there is one."""
+        costs = None
+        if split == "auto" and sample is not None and 1 < stages < len(blocks):
+            costs = profile(blocks, sample[0], precision=precision)
+            split = self.balanced_split(blocks, sample[0], stages, costs)
+        return make_plan(blocks, stages, costs=costs, recompute=self.recomputes, split=split)
+
+    def balanced_split(
+        self, blocks: Sequence[Block], x: Tree, stages: int, costs: Sequence[BlockCost]
+    ) -> Literal["auto"] | Sequence[str]:
+        """A cut by names where stages cost more than their blocks; `"auto"` where they do not."""
+        return "auto"
+
+    def check_plan(self, plan: Plan, stages: int) -> None:
+        """Raise `PlanError` unless a plan is for as many stages as are asked for."""
+        if len(plan.starts) != stages:
+            raise PlanError(f"the plan has {len(plan.starts)} stages, but stages={stages} was asked for")
+
+    def tune(self, stages: Sequence[Sequence[Block]], sample: Any, loss_fn: Any) -> tuple[dict[str, Any], str]:
+        """Options that are decided by measuring the stages, and a sentence that says why; none for most methods."""
+        return {}, ""
+
+    # ---------------------------------------------------- what it says about itself
+
+    #: Batches that are processed as one.
+    joined_batches: ClassVar[int] = 1
+    #: Whether `lr_scale` says anything.
+    scales_lr: ClassVar[bool] = False
+
+    def lr_scale(self, update: int) -> float:
+        """Factor on the learning rate of the `update`-th update."""
+        return 1.0
+
+    def notes(self, measured: Sequence[Any]) -> list[str]:
+        """What a user should know about a run that was just built. **Arguments:** `measured`: by its stations."""
+        return []
+
+    # ------------------------------------------------------------------ what runs
+
+    def follow(self, plan: Plan) -> Method:
+        """The same method with what it takes from a plan."""
+        return self
+
+    def program(self, blueprint: Blueprint) -> Schedule:
+        """The schedule of a run."""
+        return self.schedule(blueprint.stages)
+
+    def placement(self, blueprint: Blueprint) -> Sequence[int]:
+        """For each station of the schedule, its device in the plan."""
+        return range(blueprint.stages)
+
+    def stations(self, blueprint: Blueprint) -> Mapping[int, Station]:
+        """The stations of this process, by number."""
+        rules, count, modules = self.rules(), blueprint.stages, blueprint.modules()
+        crossed = self.crossed(count)
+        return {
+            i: ChainStation(
+                i,
+                Stage(
+                    i,
+                    count,
+                    modules[i],
+                    rules,
+                    blueprint.options,
+                    delay=crossed[i],
+                    hands_down_input=i > 0 and reverses(rules, i - 1, count, modules[i - 1]),
+                ),
+            )
+            for i in range(count)
+            if blueprint.is_here(i)
+        }
+
+    def crossed(self, stages: int) -> list[int]:
+        """Per stage, the most updates between the forward and the use of its weights in a gradient."""
+        return [math.ceil(updates) for updates in self.staleness(stages)]
+
+    def feeds_every_rank(self) -> bool:
+        """Whether every rank is given the data by its own caller."""
+        return False
 
     @property
     def recomputes(self) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import ConfigError
+from ..nn.chain import Block
 from ..rules.bundle import Rules
 from ..rules.predict import Predictor
 from ..schedule import Schedule, ticked
 from .base import Delayed, register
+from .compensation import choose_compensation
 
 __all__ = ["DSP", "DTR", "DTRP"]
 
@@ -76,6 +79,22 @@ class DTRP(DTR):
             raise ConfigError(f'dtrp: compensate must be "auto" or at least 1, got {self.compensate!r}')
         if self.compensate_lr not in ("none", "linear", "sqrt"):
             raise ConfigError(f"dtrp: compensate_lr must be none, linear or sqrt, got {self.compensate_lr!r}")
+
+    @property
+    def joined_batches(self) -> int:  # type: ignore[override]
+        return 1 if self.compensate == "auto" else self.compensate
+
+    @property
+    def scales_lr(self) -> bool:  # type: ignore[override]
+        return self.compensate_lr != "none"
+
+    def tune(self, stages: Sequence[Sequence[Block]], sample: Any, loss_fn: Any) -> tuple[dict[str, Any], str]:
+        if self.compensate != "auto":
+            return {}, ""
+        if sample is None:
+            raise ConfigError('compensate="auto" measures batches of several sizes: pass sample=(x, y)')
+        count, why = choose_compensation(stages, sample, loss_fn)
+        return {"compensate": count}, why
 
     def lr_scale(self, update: int) -> float:
         """Factor on the learning rate of the `update`-th update that batch compensation asks for."""

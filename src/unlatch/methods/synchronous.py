@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..rules.bundle import Rules
 from ..schedule import flushed as orders
-from ..schedule.actions import Schedule
+from ..schedule.entries import Schedule
 from .base import Method, register
 
 __all__ = ["BP", "ZBH1", "ZBH2", "GPipe", "OneFOneB"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,12 @@ from ..nn.tree import tree_bytes
 from .metering import Waiting
 from .micro import Micro
 
-__all__ = ["ACK", "BACKWARD", "EVALUATE", "FORWARD", "Mail", "Message"]
+__all__ = ["ACK", "BACKWARD", "DATA", "EVALUATE", "FORWARD", "Mail", "Message"]
 
+#: Batches on their way into the first station, from nobody.
+DATA = "data"
 FORWARD, BACKWARD, EVALUATE, ACK = "forward", "backward", "evaluate", "ack"
+_UNWEIGHED = (DATA, EVALUATE, ACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +55,27 @@ class Mail:
     **Arguments:**
 
     - `stages`: the stages that live here; `forward_to` is called with messages for any other.
-    - `capacity`: messages a box may hold. The schedule bounds them, so more means that a peer broke it.
+    - `capacity`: messages a box may hold unless `allow` says otherwise. The schedule bounds them, so more means that a
+      peer broke it.
     """
 
     def __init__(
-        self, stages: range, capacity: int = 1 << 30, forward_to: Callable[[Message], None] | None = None
+        self, stages: Container[int], capacity: int = 1 << 30, forward_to: Callable[[Message], None] | None = None
     ) -> None:
         self.stages = stages
         self.capacity = capacity
+        self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
         self._boxes: dict[tuple[str, int], deque[Message]] = {}
         self._arrival = threading.Condition()
         self._failure: UnlatchError | None = None
-        self._ended: dict[str, UnlatchError] = {}
+        self._ended: dict[tuple[str, int], UnlatchError] = {}
         #: Of messages that belong to training.
         self.waiting = Waiting()
+
+    def allow(self, room: Mapping[tuple[str, int], int]) -> None:
+        """Hold as many messages of each name, for each station, as a schedule needs."""
+        self._room.update(room)
 
     def send(self, message: Message) -> None:
         """Deliver to a stage here, or hand over for transport."""
@@ -81,10 +90,11 @@ class Mail:
         """Put a message into its box."""
         with self._arrival:
             box = self._boxes.setdefault((message.kind, message.stage), deque())
-            if len(box) >= self.capacity:
+            room = self._room.get((message.kind, message.stage), self.capacity)
+            if len(box) >= room:
                 raise TransportError(
                     f"{len(box)} {message.kind} messages wait for stage {message.stage}, where the schedule allows "
-                    f"{self.capacity}: the sender runs ahead of its schedule"
+                    f"{room}: the sender runs ahead of its schedule"
                 )
             box.append(message)
             self._weigh(message, 1)
@@ -97,7 +107,7 @@ class Mail:
                 box = self._boxes.get((kind, stage))
                 if box:
                     return box[0]
-                error = self._failure or self._ended.get(kind)
+                error = self._failure or self._ended.get((kind, stage))
                 if error is not None:
                     raise error
                 # A bounded wait keeps Ctrl-C and failure notices responsive.
@@ -116,13 +126,13 @@ class Mail:
         return message
 
     def _weigh(self, message: Message, sign: int) -> None:
-        if message.kind in (FORWARD, BACKWARD):
+        if message.kind not in _UNWEIGHED:
             self.waiting.change(message.stage, sign * tree_bytes(message.payload))
 
-    def end(self, kinds: Iterable[str], error: UnlatchError) -> None:
-        """Make waits for messages of these kinds raise `error` once the boxes are empty: nobody sends them any more."""
+    def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
+        """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""
         with self._arrival:
-            self._ended.update(dict.fromkeys(kinds, error))
+            self._ended.update(dict.fromkeys(boxes, error))
             self._arrival.notify_all()
 
     def failure(self) -> UnlatchError | None:

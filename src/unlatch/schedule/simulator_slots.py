@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import ScheduleError
-from .actions import Action, Kind
 from .channel import Channel
+from .entries import Action, Kind
 from .simulate import Timeline
 from .simulation import Simulation
 from .simulator_engine import Edge, Graph, execute, no_collection

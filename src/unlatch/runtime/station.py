@@ -1,0 +1,111 @@
+"""A station: one run of layers at one place, and what it can do when a schedule says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from ..schedule import Kind
+from .micro import Micro
+from .stage import Stage
+from .trained import Trained
+
+__all__ = ["ChainStation", "Operation", "Station"]
+
+#: Takes the micro-batch and what the entry takes; returns what the entry gives. Both in the order of the ports.
+Operation: TypeAlias = Callable[..., Sequence[Any]]
+
+
+class Station:
+    """What the engine drives. Families of methods derive their own.
+
+    **Arguments:**
+
+    - `index`: its number in the schedule.
+    - `stage`: the layers that live here, if any do.
+    """
+
+    def __init__(self, index: int, stage: Stage | None = None) -> None:
+        self.index = index
+        self.stage = stage
+        #: Losses of micro-batches under way, by id: those of the process, which the engine shares out.
+        self.losses: dict[int, float] = {}
+
+    def operations(self) -> Mapping[Kind, Operation]:
+        """What it does for each kind of entry. Asked once, when the run is built."""
+        return {}
+
+    @property
+    def version(self) -> int:
+        """Updates made so far."""
+        return self.stage.version if self.stage is not None else 0
+
+    @property
+    def seen(self) -> int:
+        """The version that the newest forward saw."""
+        return self.stage.seen if self.stage is not None else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept for micro-batches under way."""
+        return self.stage.kept_bytes if self.stage is not None else 0
+
+    def recognise(self, x: Any) -> bool:
+        """Whether a micro-batch that enters here holds samples that were not met before."""
+        return False
+
+    def route(self, path: str | None) -> Any:
+        """What evaluation along `path` uses of this station: something with `evaluate`, or `None` for no such path."""
+        return self.stage if path in (None, "serial") else None
+
+    def trained(self) -> dict[str, Trained]:
+        """What is trained here beside the stage, by name."""
+        return {}
+
+    def measured(self, seconds: Mapping[str, float], micros: int, batches: int) -> Any:
+        """What it measured about itself; `None` for most.
+
+        **Arguments:** `seconds`: by kind of entry; `micros`, `batches`: handled in that time.
+        """
+        return None
+
+    def stored(self) -> dict[str, Tensor]:
+        """What is stored here and belongs into a checkpoint."""
+        return {}
+
+    def load_stored(self, found: dict[str, Tensor]) -> None:
+        """Take over what `stored` returned."""
+
+
+class ChainStation(Station):
+    """A stage of a chain: states come from below, gradients from above."""
+
+    stage: Stage
+
+    def operations(self) -> Mapping[Kind, Operation]:
+        stage = self.stage
+        return {
+            Kind.F: self.forward,
+            Kind.B: lambda micro, *above: self._down(stage.backward(micro, *(above[0] if above else ()))),
+            Kind.I: lambda micro, *above: self._down(stage.backward_input(micro, *(above[0] if above else ()))),
+            Kind.W: lambda micro: stage.backward_weights(micro) or (),
+            Kind.U: lambda micro: stage.update() or (),
+        }
+
+    def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
+        """One micro-batch up; the target goes along until it is needed."""
+        inputs, target = arrived
+        stage = self.stage
+        outputs = stage.forward(micro, inputs, target if stage.last else None)
+        if stage.last:
+            assert stage.loss is not None
+            self.losses[micro.id] = stage.loss
+            return ()
+        return ((outputs, target),)
+
+    def _down(self, returned: Any) -> Sequence[Any]:
+        return () if self.stage.first else ((returned.gradients, returned.inputs),)
+
+
