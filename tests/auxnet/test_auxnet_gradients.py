@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from unlatch.runtime.jobs import Job
 
 import unlatch
 from border_cases import SPLIT, STAGES, Bench, Fixed, batch, random_like, residual_net, stages_of_net, truth
@@ -15,7 +16,6 @@ from recording import Optimizers, RecordingSGD, stages_of
 from unlatch.methods import AuxNet
 from unlatch.methods.auxnet.mismatch import BorderRule
 from unlatch.methods.auxnet.probe import serial_gradients
-from unlatch.runtime.jobs import Job
 from unlatch.runtime.micro import Micro
 
 BETAS = [1e-3, 1.0, 1e3]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from unlatch.runtime.jobs import Job
 
 import unlatch
 from border_cases import SPLIT, STAGES, batch, random_like, residual_net, truth
 from recording import Optimizers, RecordingSGD
 from unlatch.methods import AuxVar
-from unlatch.runtime.jobs import Job
 from unlatch.runtime.micro import Micro
 
 

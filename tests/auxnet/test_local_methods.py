@@ -19,11 +19,11 @@ from recording import feed
 from small_nets import images, tanh_net, vectors
 from unlatch.errors import ShapeMismatch
 from unlatch.methods import DGL, DNI, AuxNet, AuxVar
+from unlatch.methods.auxnet.mismatch import BorderRule
 from unlatch.models import build
 from unlatch.nn.auxiliary import coarse_parts, find_borders
 from unlatch.nn.chain import chain
 from unlatch.nn.heads import GradientSynthesiser, local_head
-from unlatch.methods.auxnet.mismatch import BorderRule
 from unlatch.rules.ramp import value_at
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

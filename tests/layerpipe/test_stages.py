@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import mse_loss
+from unlatch.schedule.split_rounds import SplitRounds, split_rounds
 
 import unlatch
 from recording import Optimizers, RecordingSGD, Scripted, feed
@@ -20,7 +21,6 @@ from unlatch.errors import ConfigError, ScheduleError
 from unlatch.methods import LayerPipe
 from unlatch.reference import SGD, recursion
 from unlatch.schedule import Rounds, check, streams, ticked
-from unlatch.schedule.split_rounds import SplitRounds, split_rounds
 
 
 def start(model, method, stages, optimizer):

@@ -94,7 +94,7 @@ def test_feed_is_the_streams_merged_and_shifted(name, stages, count):
     schedule = FLUSHED[name](stages)
     order = list(schedule.feed(0, count))
     for stage in range(stages):
-        assert tuple(a for a in order if a.stage == stage) == schedule.stream(stage, count)
+        assert tuple(a for a in order if a.station == stage) == schedule.stream(stage, count)
     assert list(schedule.feed(7, count)) == [a._replace(batch=a.batch + 7) for a in order]
     assert list(schedule.drain(count)) == []
     assert [schedule.delay(stage) for stage in range(stages)] == [0] * stages

@@ -67,7 +67,7 @@ def test_runs_are_complete_ordered_and_free_of_deadlock(schedule, groups, per_up
             assert place[needed] < place[action]
     for stage in range(schedule.stages):
         for kind in kinds:
-            ids = [a.batch for a in order if a.stage == stage and a.kind == kind]
+            ids = [a.batch for a in order if a.station == stage and a.kind == kind]
             assert ids == sorted(ids)
 
     check_order(order)
@@ -168,7 +168,7 @@ def worst_by_search(run: list[list[Action]]) -> tuple[list[int], list[int]]:
             if state[stage] == len(run[stage]):
                 continue
             required = needs(run[stage][state[stage]], stages, split)
-            if all(index[a.stage][a] < state[a.stage] for a in required):
+            if all(index[a.station][a] < state[a.station] for a in required):
                 after = (*state[:stage], state[stage] + 1, *state[stage + 1 :])
                 if after not in seen:
                     seen.add(after)
@@ -195,12 +195,12 @@ def test_dropped_and_doubled_actions_are_found(schedule, groups, data):
 
     dropped = [list(stream) for stream in run]
     del dropped[stage][position]
-    with pytest.raises(ScheduleError, match=f"stage {stage}"):
+    with pytest.raises(ScheduleError, match=f"station {stage}"):
         check(dropped)
 
     doubled = [list(stream) for stream in run]
     doubled[stage].insert(data.draw(st.integers(0, len(run[stage]))), action)
-    with pytest.raises(ScheduleError, match=rf"stage {stage}.*{action}"):
+    with pytest.raises(ScheduleError, match=rf"station {stage}.*{action}"):
         check(doubled)
 
 
@@ -218,7 +218,7 @@ def test_swapped_actions_are_found(schedule, groups, data):
         return
     a, b = run[stage].index(this), run[stage].index(other)
     run[stage][a], run[stage][b] = run[stage][b], run[stage][a]
-    with pytest.raises(ScheduleError, match=f"stage {stage}"):
+    with pytest.raises(ScheduleError, match=f"station {stage}"):
         check(run)
 
 
@@ -309,7 +309,7 @@ def test_errors_show_the_neighbours():
 
 def test_a_global_order_in_which_a_result_comes_before_its_source():
     order = parse("1F0 0F0 1B0 1U0 0B0 0U0")
-    check([[a for a in order if a.stage == stage] for stage in range(2)])
+    check([[a for a in order if a.station == stage] for stage in range(2)])
     with pytest.raises(ScheduleError, match="1F0 comes before 0F0, which it needs"):
         check_order(order)
 

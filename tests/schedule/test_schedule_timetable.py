@@ -123,7 +123,7 @@ def test_messages_of_a_tick_are_used_in_the_next(stages, backward_first):
         for action in cell
     }
     for action, tick in when.items():
-        source = action.stage - 1 if action.kind is Kind.F else action.stage + 1
+        source = action.station - 1 if action.kind is Kind.F else action.station + 1
         if 0 <= source < stages:
             assert when[action._replace(stage=source)] == tick - 1
 

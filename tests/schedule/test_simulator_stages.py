@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_runs import ASYNCHRONOUS, FLUSHED
+from unlatch.schedule.simulator_streams import stage_streams
 
 from unlatch.errors import ScheduleError
 from unlatch.schedule import (
@@ -31,7 +32,6 @@ from unlatch.schedule.channel import Channel
 from unlatch.schedule.simulation import Simulation, simulate_schedule, simulate_streams
 from unlatch.schedule.simulator_engine import Edge, Graph, execute
 from unlatch.schedule.simulator_stages import Machine, StageWork
-from unlatch.schedule.simulator_streams import stage_streams
 
 GENERATORS = FLUSHED | ASYNCHRONOUS
 

@@ -12,13 +12,13 @@ from ..errors import ConfigError, PlanError
 from ..lookup import did_you_mean
 from ..methods import LayerPipe
 from ..methods import get as get_method
+from ..methods.layerpipe.planning import Precision, linear_of
 from ..nn.chain import Block
 from ..plan.json_file import read_json
 from ..plan.layer_groups import Span, group_blocks
 from ..plan.retiming import by_task, retime
 from ..plan.task_plan import TaskPlan, merge_whole_layers, shift_weight_gradients
 from ..plan.tasks import MODES, Task
-from ..methods.layerpipe.planning import Precision, linear_of
 
 __all__ = ["GivenPlan", "follow_tasks", "read_plan"]
 

@@ -14,9 +14,9 @@ from ..errors import ConfigError
 from ..io.metrics import read
 from ..methods import Method
 from ..methods.auxnet import BorderMethod
+from ..methods.auxnet.statistics import LocalStatistics, layer_parallel_times
 from ..methods.local import Local
 from ..report.borders import border_figure, border_metrics, borders_of
-from ..methods.auxnet.statistics import LocalStatistics, layer_parallel_times
 
 __all__ = ["BorderLog", "TimedLoader", "builds_data", "with_own_probe"]
 

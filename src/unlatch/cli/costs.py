@@ -8,8 +8,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from ..methods.layerpipe.planning import linear_of
 from ..errors import ConfigError
+from ..methods.layerpipe.planning import linear_of
 from ..nn.chain import chain
 from ..plan import profile
 from ..plan.layer_costs import LayerCost, read_layer_costs

@@ -361,7 +361,8 @@ class Engine:
 
 
 def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:
-    what = {"forward": "forward", "update": "update", "auxiliary": "auxiliary work"}.get(task.entry.kind.cost, "backward")
+    words = {"forward": "forward", "auxiliary": "auxiliary work", "none": "bookkeeping"}
+    what = words.get(task.entry.kind.cost, "backward")
     of = f"update {micro.update}" if task.once_per_update else f"the {what} of {micro}"
     return StageFailed(f"stage {task.entry.station} failed in {of}: {type(error).__name__}: {error}")
 

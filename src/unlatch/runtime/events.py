@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ class Recorder:
         self.events: deque[Event] = deque(maxlen=capacity)
         self.pauses: list[float] = []
         #: Time spent, by station and kind of entry, over the whole run.
-        self.seconds: dict[int, Counter[str]] = {}
+        self.seconds: dict[int, dict[str, float]] = {}
         self._forward_version: dict[tuple[int, int], int] = {}
         self._behind: dict[int, dict[int, int]] = {}
         self._history: dict[int, deque[int]] = {}
@@ -38,8 +38,8 @@ class Recorder:
     def add(self, event: Event) -> None:
         """Record one action."""
         self.events.append(event)
-        seconds = self.seconds.setdefault(event.stage, Counter())
-        seconds[event.kind] += event.end - event.start
+        seconds = self.seconds.setdefault(event.stage, {})
+        seconds[event.kind] = seconds.get(event.kind, 0.0) + event.end - event.start
 
     def forward(self, station: int, micro: int, version: int) -> None:
         """Note the version that a forward saw."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from ..schedule import Kind
 from .micro import Micro
-from .stage import Stage
+from .stage import Returned, Stage
 from .trained import Trained
 
 __all__ = ["ChainStation", "Operation", "Station"]
@@ -52,6 +53,12 @@ class Station:
         """What is kept for micro-batches under way."""
         return self.stage.kept_bytes if self.stage is not None else 0
 
+    def update(self, micro: Micro) -> Sequence[Any]:
+        """Apply the gradients of the stage."""
+        assert self.stage is not None, "only a station with layers has weights to update"
+        self.stage.update()
+        return ()
+
     def recognise(self, x: Any) -> bool:
         """Whether a micro-batch that enters here holds samples that were not met before."""
         return False
@@ -85,13 +92,12 @@ class ChainStation(Station):
     stage: Stage
 
     def operations(self) -> Mapping[Kind, Operation]:
-        stage = self.stage
         return {
             Kind.F: self.forward,
-            Kind.B: lambda micro, *above: self._down(stage.backward(micro, *(above[0] if above else ()))),
-            Kind.I: lambda micro, *above: self._down(stage.backward_input(micro, *(above[0] if above else ()))),
-            Kind.W: lambda micro: stage.backward_weights(micro) or (),
-            Kind.U: lambda micro: stage.update() or (),
+            Kind.B: partial(self.backward, self.stage.backward),
+            Kind.I: partial(self.backward, self.stage.backward_input),
+            Kind.W: self.weight_gradient,
+            Kind.U: self.update,
         }
 
     def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
@@ -105,7 +111,14 @@ class ChainStation(Station):
             return ()
         return ((outputs, target),)
 
-    def _down(self, returned: Any) -> Sequence[Any]:
+    def backward(self, half: Callable[..., Returned], micro: Micro, *above: tuple[Any, Any]) -> Sequence[Any]:
+        """One micro-batch down, whole or only its input gradient; the input goes along where it is asked for."""
+        returned = half(micro, *(above[0] if above else ()))
         return () if self.stage.first else ((returned.gradients, returned.inputs),)
+
+    def weight_gradient(self, micro: Micro) -> Sequence[Any]:
+        """The second half of a backward."""
+        self.stage.backward_weights(micro)
+        return ()
 
 

@@ -54,7 +54,7 @@ class Progress:
         for route in {*self._takers, *self._givers}:
             _, sender, receiver = route
             if not (0 <= sender < len(home) and 0 <= receiver < len(home)):
-                raise ScheduleError(f"message {route[0]!r} goes from station {sender} to station {receiver}: there is none")
+                raise ScheduleError(f"message {route[0]!r} goes from station {sender} to {receiver}: no such station")
             limit = slots.get(route, 1) if isinstance(slots, Mapping) else slots
             self.slots[route] = None if home[sender] == home[receiver] else limit
             self.newest[route], self._under_way[route] = -1, []

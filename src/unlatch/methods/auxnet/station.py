@@ -102,7 +102,7 @@ class BorderStation(Station):
             kinds.DATA: self.enter,
             kinds.SERIAL_FORWARD: self.serial_forward,
             kinds.SERIAL_BACKWARD: self.serial_backward,
-            kinds.SERIAL_UPDATE: lambda micro: self.stage.update() or (),
+            kinds.SERIAL_UPDATE: super().update,
             kinds.DISTIL: self.distil,
             kinds.UPDATE_AUXILIARY: self.update_auxiliary,
             kinds.PREDICT: self.predict,
@@ -466,7 +466,7 @@ def checksum(tree: Any) -> float:
     """
     value = 0
     for t in flatten(tree)[0]:
-        value = zlib.crc32(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy(), value)
+        value = zlib.crc32(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, value)
     return float(value)
 
 

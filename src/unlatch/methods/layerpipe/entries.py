@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...schedule import OUTSIDE, Entry, Kind, Periodic, Port
 from .routes import LayerTasks, Place, Routes
@@ -31,8 +31,7 @@ RECEIVE = Kind("R", "weight gradient")
 Work = Literal["forward", "ship", "elementwise", "input_gradient", "weight_gradient", "receive", "update"]
 
 
-@dataclass(frozen=True)
-class Give:
+class Give(NamedTuple):
     """A tensor for a station: made by the job, or handed on as it came."""
 
     tensor: str

@@ -110,7 +110,9 @@ class LayerPipe(Delayed):
         if not self.places_tasks:
             super().check_plan(plan, stages)
         elif not isinstance(plan, TaskPlan):
-            raise PlanError(f'layerpipe in mode "{self.mode}" needs a plan of tasks: leave plan out, or pass a TaskPlan')
+            raise PlanError(
+                f'layerpipe in mode "{self.mode}" needs a plan of tasks: leave plan out, or pass a TaskPlan'
+            )
 
     def follow(self, plan: Plan) -> Method:
         return replace(self, delays=plan.delays) if isinstance(plan, TaskPlan) else self

@@ -12,7 +12,7 @@ import torch
 from ...nn.chain import Block, stage_starts
 from ...nn.linear_map import LinearMap, linear_map
 from ...nn.tree import Tree
-from ...plan import Plan, make_plan, profile
+from ...plan import make_plan, profile
 from ...plan.layer_costs import LayerCost, read_layer_costs
 from ...plan.layer_groups import Span, group_blocks, group_costs, grouped_profile, parameter_costs
 from ...plan.task_plan import TaskPlan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class _Made(NamedTuple):
 
     gradient: Gradients
     share: Place = ALL
-    count: int = 0
+    samples: int = 0
 
 
 class _Held:
@@ -71,6 +71,15 @@ class TaskStation(Station):
         self.tasks = layout.routes.layers[self.layer]
         self._jobs = layout.jobs_of(index)
         self._uses = {name: layout.uses(name, index) for job in self._jobs for name in job.uses}
+        self._works: dict[str, Callable[[Job, Micro], dict[str, Any]]] = {
+            "forward": self._forward,
+            "ship": self._ship,
+            "elementwise": self._elementwise,
+            "input_gradient": self._input_gradient,
+            "weight_gradient": self._weight_gradient,
+            "receive": self._receive,
+            "update": self._apply,
+        }
         self._held: dict[tuple[str, int], _Held] = {}
         self._held_bytes = 0
         self._weight_gradients: dict[int, Gradients] = {}
@@ -86,13 +95,13 @@ class TaskStation(Station):
         for name, value in zip(job.taken, arrived, strict=True):
             self._hold(name, micro, value)
         handed = dict(zip(job.taken, arrived, strict=True))
-        made: dict[str, Any] = getattr(self, f"_{job.work}")(job, micro)
+        made = self._works[job.work](job, micro)
         for name, value in made.items():
             if name in self._uses:
                 self._hold(name, micro, self._payload(name, value, self.index, self.device))
         return [
-            self._payload(give.tensor, made[give.tensor], give.station, give.device) if give.made else handed[give.tensor]
-            for give in job.gives
+            self._payload(name, made[name], station, device) if fresh else handed[name]
+            for name, station, device, fresh in job.gives
         ]
 
     # -------------------------------------------------------------------- what is held
@@ -147,7 +156,7 @@ class TaskStation(Station):
             return made.gradient
         (found,) = made.gradient
         assert found is not None
-        total = found.shape[0] if made.share.whole else made.count
+        total = found.shape[0] if made.share.whole else made.samples
         begin, end = rows(made.share, total)
         first, last = rows(needed, total)
         # A copy starts where the memory of a received tensor would: kernels may depend on alignment.
@@ -275,7 +284,7 @@ class TaskStation(Station):
         self._at_home().receive(micro, self._use(f"wgrad/{self.layer}", micro))
         return {}
 
-    def _update(self, job: Job, micro: Micro) -> dict[str, Any]:
+    def _apply(self, job: Job, micro: Micro) -> dict[str, Any]:
         self._at_home().update()
         return {}
 

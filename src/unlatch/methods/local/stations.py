@@ -43,7 +43,7 @@ class GreedyStation(Station):
             Kind.F: self.forward,
             SEED: self.seed,
             Kind.B: self.backward,
-            Kind.U: lambda micro: self.stage.update() or (),
+            Kind.U: self.update,
             LOSS_DOWN: lambda micro, *above: () if self.stage.first else (None,),
         }
 
