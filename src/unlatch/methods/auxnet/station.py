@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BorderStation", "TableStation", "check_same", "checksum"]
 
-# Keeps random numbers of the pass at the true state apart from those of the stage, whose stream is (seed, stage, micro).
+# Keeps random numbers of the pass at the true state apart from those of the stage.
 _ECHO_STREAM = 1 << 34
 
 
