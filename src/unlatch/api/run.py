@@ -25,6 +25,7 @@ from ..runtime.recalibration import recalibrating
 from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
 from ..runtime.world import World
+from ..schedule import Schedule
 from . import snapshot
 from .advice import advise_method
 from .batching import Compensation
@@ -275,6 +276,11 @@ class Run:
                 if name in merged and name not in own:
                     t.data.copy_(merged[name])
         return self._model
+
+    @property
+    def schedule(self) -> Schedule:
+        """What all stations do, in which order; `events` are its entries at work."""
+        return self._engine.schedule
 
     @property
     def events(self) -> list[Event]:

@@ -113,6 +113,7 @@ class Engine:
         self._followers = _followers(schedule, self.devices, self.devices[self.lowest])
         self._micros: dict[int, Micro] = {}
         self._own: dict[int, Micro] = {}
+        self._newest: Micro | None = None
         self._origin = self._fed = self._done = 0
         self._update = self._in_update = 0
         self._losses: dict[int, float] = {}
@@ -171,6 +172,7 @@ class Engine:
         # A process that is fed ends where the one with the first station does.
         self._perform_all(self.schedule.feed(self._fed + self._first_slot, count))
         self._fed += count
+        self._newest = self._micros[self._fed - 1]
         self.batches += 1
         self.handled = (self.handled[0] + count, self.handled[1] + 1)
         finished = self._collect(self._fed - self.schedule.depth)
@@ -199,12 +201,12 @@ class Engine:
             for number, micro in self.schedule.drain(self._fed)
             if self.schedule.flushes or micro + entries[number].offset >= begun
         )
-        last = self._micros.get(self._fed - 1)
-        if last is not None and not last.ends:
-            last = replace(last, ends=True)
+        if self._newest is not None and not self._newest.ends:
+            last = replace(self._newest, ends=True)
             for task in self._tasks:
                 if task is not None and task.once_per_update and task.entry.due(last):
                     self._perform(task, last)
+        self._newest = None
         if self._in_update:
             self._update, self._in_update = self._update + 1, 0
         finished = self._collect(self._fed)

@@ -119,15 +119,15 @@ def _what(action: Action, recompute: bool) -> str:
 
 
 def _backward_first(schedule: Periodic) -> bool:
-    return any(gradient < forward for forward, gradient in map(schedule.passes, range(schedule.stages)))
+    return any(found is not None and found[1] < found[0] for found in map(schedule.passes, range(schedule.stages)))
 
 
 def _paper_labels(schedule: Periodic, table: list[list[list[Action]]], group: int) -> dict[Action, int]:
     labels = {}
     for action in (action for row in table for cell in row for action in cell):
         assert action.entry is not None
-        forward, gradient = schedule.passes(action.station)
-        after_backward = action.kind is Kind.F and gradient < forward
+        found = schedule.passes(action.station)
+        after_backward = action.kind is Kind.F and found is not None and found[1] < found[0]
         labels[action] = action.micro + action.entry.offset + 1 + after_backward
     return labels
 
