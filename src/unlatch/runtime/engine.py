@@ -32,7 +32,7 @@ from .mail import DATA, Mail, Message
 from .micro import Micro
 from .stage import Stage
 from .station import Operation, Station
-from .wire import dense
+from .wire import dense_tree
 
 __all__ = ["Engine", "Finished"]
 
@@ -358,8 +358,7 @@ class Engine:
             loss = losses.get(micro.id)
             scalars = None if loss is None else {"loss": loss}
             for (name, receiver), payload in zip(task.gives, given, strict=True):
-                payload = map_tensors(dense, payload)
-                self.mail.send(Message(name, receiver, micro, payload, station.version, scalars))
+                self.mail.send(Message(name, receiver, micro, dense_tree(payload), station.version, scalars))
 
 
 def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:

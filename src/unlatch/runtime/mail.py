@@ -66,7 +66,8 @@ class Mail:
         self.capacity = capacity
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
-        self._boxes: dict[tuple[str, int], deque[Message]] = {}
+        # Each message with its bytes, as far as they count.
+        self._boxes: dict[tuple[str, int], deque[tuple[Message, int]]] = {}
         self._arrival = threading.Condition()
         self._failure: UnlatchError | None = None
         self._ended: dict[tuple[str, int], UnlatchError] = {}
@@ -88,6 +89,7 @@ class Mail:
 
     def post(self, message: Message) -> None:
         """Put a message into its box."""
+        nbytes = 0 if message.kind in _UNWEIGHED else tree_bytes(message.payload)
         with self._arrival:
             box = self._boxes.setdefault((message.kind, message.stage), deque())
             room = self._room.get((message.kind, message.stage), self.capacity)
@@ -96,8 +98,8 @@ class Mail:
                     f"{len(box)} {message.kind} messages wait for stage {message.stage}, where the schedule allows "
                     f"{room}: the sender runs ahead of its schedule"
                 )
-            box.append(message)
-            self._weigh(message, 1)
+            box.append((message, nbytes))
+            self.waiting.change(message.stage, nbytes)
             self._arrival.notify_all()
 
     def peek(self, kind: str, stage: int) -> Message:
@@ -106,7 +108,7 @@ class Mail:
             while True:
                 box = self._boxes.get((kind, stage))
                 if box:
-                    return box[0]
+                    return box[0][0]
                 error = self._failure or self._ended.get((kind, stage))
                 if error is not None:
                     raise error
@@ -121,13 +123,9 @@ class Mail:
                 f"stage {stage} expected the {kind} message of {micro} (id {micro.id}), got {message.micro}"
             )
         with self._arrival:
-            self._boxes[kind, stage].popleft()
-            self._weigh(message, -1)
+            _, nbytes = self._boxes[kind, stage].popleft()
+            self.waiting.change(stage, -nbytes)
         return message
-
-    def _weigh(self, message: Message, sign: int) -> None:
-        if message.kind not in _UNWEIGHED:
-            self.waiting.change(message.stage, sign * tree_bytes(message.payload))
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
         """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""
