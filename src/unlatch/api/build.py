@@ -13,7 +13,7 @@ from ..nn.tree import Tree
 from ..plan import Plan
 from ..runtime.engine import Engine
 from ..runtime.mail import Mail
-from ..runtime.stage import Stage, StageOptions, reverses
+from ..runtime.stage import Stage, StageOptions
 from ..runtime.world import World
 
 __all__ = ["Blueprint", "build_engine", "build_staged", "builder_for"]
@@ -85,7 +85,7 @@ def build_staged(blueprint: Blueprint, mail: Mail, crossed: Sequence[int] | None
             rules,
             blueprint.options,
             delay=crossed[i],
-            hands_down_input=i > 0 and reverses(rules, i - 1, stages, modules[i - 1]),
+            hands_down_input=i > 0 and rules.activation.at(i - 1, stages, modules[i - 1]).inverts,
         )
         for i in blueprint.homes[blueprint.world.rank]
     }

@@ -11,6 +11,7 @@ from ..methods import LayerPipe
 from ..nn.chain import StageChain
 from ..plan.task_plan import TaskPlan
 from ..plan.task_routes import LayerKind, Routes
+from ..rules.updates import StagePlace
 from ..runtime.engine import Engine
 from ..runtime.exchange import Exchange
 from ..runtime.layer_away import GraphAway, LinearAway
@@ -172,7 +173,7 @@ class _Shop:
             "tasks": tasks,
             "couriers": len(couriers),
             "delay": math.ceil(self._reach(layer) / parts),
-            "factor": rules.step_decay ** (self.plan.processors - 1 - tasks.home),
+            "factor": rules.update.scale(StagePlace(tasks.home, self.plan.processors)),
         }
         module, found = self._module(layer), self.maps[layer]
         if tasks.kind == "linear":

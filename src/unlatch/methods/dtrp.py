@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import ConfigError
+from ..rules.activations import Input
 from ..rules.bundle import Rules
 from ..rules.predict import Predictor
 from ..schedule import Schedule, ticked
@@ -26,7 +27,7 @@ class DSP(Delayed):
         return ticked(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())
 
 
 @register
@@ -45,7 +46,7 @@ class DTR(Delayed):
         return ticked(stages, backward_first=True)
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())
 
 
 @register

@@ -7,7 +7,9 @@ from typing import Literal
 
 from ..errors import ConfigError
 from ..plan.layer_costs import LayerCost
+from ..rules.activations import Graph
 from ..rules.bundle import Rules
+from ..rules.weights import backward_weights
 from ..schedule import Schedule, ticked
 from ..schedule.split_rounds import split_rounds
 from .base import Delayed, register
@@ -60,6 +62,7 @@ class LayerPipe(Delayed):
         if self.places_tasks and self.beta != 1.0:
             raise ConfigError(f'layerpipe: beta acts between stages, so it needs mode="stages": got beta={self.beta}')
         object.__setattr__(self, "delays", tuple(self.delays))
+        self.rules()
 
     @property
     def places_tasks(self) -> bool:
@@ -71,7 +74,7 @@ class LayerPipe(Delayed):
         return split_rounds(ticked(stages), self.g) if self.g or self.halves else ticked(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights=self.weights)
+        return self._rules(Graph(), backward_weights(self.weights))
 
     def gaps(self, stages: int) -> tuple[int, ...]:
         return self.delays or super().gaps(stages)
