@@ -13,13 +13,6 @@ from ..schedule.stability import version_gaps
 
 __all__ = ["Facts", "Option", "catalogue", "facts", "options"]
 
-_KEPT = {
-    "graph": "graphs",
-    "input": "inputs, computed again",
-    "reverse": "nothing where reversible, else inputs",
-}
-
-
 _ORDER = ("exact", "late", "local")
 
 
@@ -56,8 +49,6 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
     parts = method.microbatches if method.microbatches != "auto" else 1
     rules, staleness = method.rules(), method.staleness(stages)[0]
     gap = round(staleness * parts * method.accumulate)
-    copies = max(version_gaps(gap, parts * method.accumulate)) if rules.weights == "stash" else 0
-    copies += (rules.weights == "average") + (rules.predictor is not None)
     return Facts(
         name=name,
         summary=method.summary,
@@ -65,8 +56,8 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
         microbatches=parts,
         gap=gap,
         staleness=staleness,
-        kept=_KEPT[rules.activations],
-        weight_copies=copies,
+        kept=rules.activation.kept,
+        weight_copies=rules.weight_copies(max(version_gaps(gap, parts * method.accumulate))),
     )
 
 

@@ -16,10 +16,14 @@ from ..lookup import call, did_you_mean
 from ..nn.chain import Block
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
+from ..rules.activations import Activation
 from ..rules.bundle import Rules
+from ..rules.gradients import FromAbove, Gradient, Shrunk
 from ..rules.predict import NoPrediction, Predictor, predictor
+from ..rules.updates import UpdateRule
+from ..rules.weights import BackwardWeights, Current, ForwardWeights, Newest, Predicted
 from ..runtime.blueprint import Blueprint
-from ..runtime.stage import Stage, reverses
+from ..runtime.stage import Stage
 from ..runtime.station import ChainStation, Station
 from ..schedule import Schedule
 from ..schedule.stability import auto_microbatches
@@ -156,7 +160,7 @@ class Method(ABC):
                     rules,
                     blueprint.options,
                     delay=crossed[i],
-                    hands_down_input=i > 0 and reverses(rules, i - 1, count, modules[i - 1]),
+                    hands_down_input=i > 0 and rules.activation.at(i - 1, count, modules[i - 1]).inverts,
                 ),
             )
             for i in range(count)
@@ -174,7 +178,7 @@ class Method(ABC):
     @property
     def recomputes(self) -> bool:
         """Whether stages below the last run every forward twice."""
-        return self.rules().activations != "graph"
+        return self.rules().activation.runs_forward_twice
 
 
 @dataclass(frozen=True)
@@ -201,10 +205,20 @@ class Delayed(Method):
             if not 0.0 < value <= 1.0:
                 raise ConfigError(f"{self.name}: {name} must lie in (0, 1], got {value!r}")
 
-    def _rules(self, **settings: Any) -> Rules:
+    def _rules(
+        self,
+        activation: Activation,
+        backward: BackwardWeights | None = None,
+        **others: ForwardWeights | Gradient | UpdateRule,
+    ) -> Rules:
+        """These rules; where `others` leaves them open, `forward`, `gradient` and `update` follow from the options."""
         chosen = predictor(self.predict)
-        predicting = None if isinstance(chosen, NoPrediction) else chosen
-        return Rules(predictor=predicting, step_decay=self.gamma, shrink=self.beta, **settings)
+        usual: dict[str, Any] = {
+            "forward": Newest() if isinstance(chosen, NoPrediction) else Predicted(chosen),
+            "gradient": FromAbove() if self.beta == 1.0 else Shrunk(self.beta),
+            "update": UpdateRule(decay=self.gamma),
+        }
+        return Rules(activation, backward=backward or Current(), **{**usual, **others})
 
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
         return auto_microbatches(max(self.gaps(stages)), batch_size)

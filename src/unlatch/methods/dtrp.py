@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..nn.chain import Block
+from ..rules.activations import Input
 from ..rules.bundle import Rules
 from ..rules.predict import Predictor
 from ..schedule import Schedule, ticked
@@ -29,7 +30,7 @@ class DSP(Delayed):
         return ticked(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())
 
 
 @register
@@ -48,7 +49,7 @@ class DTR(Delayed):
         return ticked(stages, backward_first=True)
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())
 
 
 @register

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ConfigError
+from ..rules.activations import Input, Reverse
 from ..rules.bundle import Rules
+from ..rules.weights import backward_weights
 from ..schedule import Schedule, one_f_one_b_async, ticked
 from .base import Delayed, register
 
@@ -59,17 +61,14 @@ class PETRA(Delayed):
         if not isinstance(self.tolerance, int | float) or not self.tolerance > 0:
             raise ConfigError(f"petra: tolerance must be a positive number, got {self.tolerance!r}")
         object.__setattr__(self, "store", _stage_numbers(self.store))
+        self.rules()
 
     def schedule(self, stages: int) -> Schedule:
         return ticked(stages) if self.order == "ticked" else one_f_one_b_async(stages)
 
     def rules(self) -> Rules:
-        return self._rules(
-            activations="reverse" if self.inputs == "reverse" else "input",
-            weights=self.weights,
-            statistics=self.bn,
-            store=self.store,
-        )
+        activation = Reverse(self.bn, self.store) if self.inputs == "reverse" else Input(self.bn)
+        return self._rules(activation, backward_weights(self.weights))
 
 
 def _stage_numbers(store: Any) -> tuple[int, ...]:

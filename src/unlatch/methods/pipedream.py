@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..rules.activations import Graph
 from ..rules.bundle import Rules
+from ..rules.weights import Lagging, Stash
 from ..schedule import Schedule, one_f_one_b_async
 from .base import Delayed, register
 
@@ -28,7 +30,7 @@ class PipeDream(Delayed):
         return one_f_one_b_async(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights="stash")
+        return self._rules(Graph(), Stash())
 
 
 @register
@@ -51,7 +53,7 @@ class PipeDream2BW(Delayed):
         return one_f_one_b_async(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights="stash", lag=1)
+        return self._rules(Graph(), Stash(), forward=Lagging())
 
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
         return stages

@@ -48,7 +48,7 @@ def standing_still(trial: Trial) -> Finding | str:
     )
     said = f"{len(true[0])} updates, {len(true)} stage(s), weights standing still: gradients against backpropagation"
     # A reversible stage computes its input back, which rounds.
-    limit = 1e-2 if trial.method.rules().activations == "reverse" else 1e-4
+    limit = 1e-2 if trial.method.rules().activation.inverts else 1e-4
     return _judge("zero learning rate", said, worst, limit)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -43,12 +45,10 @@ def definition(trial: Trial) -> Finding | str:
 def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[dict[str, Tensor]]:
     method, per_update = trial.method, trial.parts * trial.method.accumulate
     stages = trial.stages(trial.model(double=True))
-    gaps, lag = method.gaps(len(stages)), method.rules().lag
+    gaps, rules = method.gaps(len(stages)), method.rules()
 
     def forward_version(stage: int, micro: int) -> int:
-        if lag:
-            return max(0, micro // per_update - lag)
-        return max(0, micro - gaps[stage]) // per_update
+        return rules.forward.version(max(0, micro - gaps[stage]) // per_update, micro // per_update)
 
     try:
         path = recursion(
@@ -58,7 +58,9 @@ def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[d
             sgd,
             forward_version,
             per_update=per_update,
-            recompute=method.recomputes,
+            backward=rules.backward.taken_at,
+            mixed=rules.mixes,
+            delays=[math.ceil(updates) for updates in method.staleness(len(stages))],
             predict=predict,
             gamma=getattr(method, "gamma", 1.0),
             beta=getattr(method, "beta", 1.0),
@@ -77,19 +79,15 @@ def _sgd(trial: Trial) -> SGD:
     known = {"lr", "momentum", "nesterov", "weight_decay"}
     if settings.name != "SGD" or set(settings.options) - known:
         raise Inapplicable(f"the recursion is written out for plain SGD, and the optimizer is {settings.name}")
-    if not getattr(method.rules(), "average", True):
+    if not method.rules().update.averages:
         raise Inapplicable("gradients of several batches are added up here, and the recursion averages them")
     return SGD(**settings.options)
 
 
 def _predictor(trial: Trial) -> str:
     rules, choice = trial.method.rules(), getattr(trial.method, "predict", "none")
-    if rules.weights in ("latest", "average"):
-        raise Inapplicable(f"backward weights of the kind {rules.weights!r} have no closed form here")
-    if rules.activations == "reverse":
+    if rules.activation.inverts:
         raise Inapplicable("reversible stages reconstruct their inputs, which is approximate by design")
-    if rules.activations == "input" and rules.weights == "stash":
-        raise Inapplicable("inputs kept together with old weights have no closed form here")
     if not isinstance(choice, str) or choice not in _PREDICTORS:
         raise Inapplicable(f"the recursion has no predictor {choice!r}")
     return choice

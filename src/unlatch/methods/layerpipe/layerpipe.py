@@ -13,7 +13,10 @@ from ...nn.tree import Tree
 from ...plan import Plan
 from ...plan.layer_costs import LayerCost
 from ...plan.task_plan import TaskPlan
+from ...rules.activations import Graph
 from ...rules.bundle import Rules
+from ...rules.updates import StagePlace
+from ...rules.weights import backward_weights
 from ...runtime.blueprint import Blueprint
 from ...runtime.station import Station
 from ...schedule import Schedule, split_rounds, ticked
@@ -73,6 +76,7 @@ class LayerPipe(Delayed):
         if self.places_tasks and self.beta != 1.0:
             raise ConfigError(f'layerpipe: beta acts between stages, so it needs mode="stages": got beta={self.beta}')
         object.__setattr__(self, "delays", tuple(self.delays))
+        self.rules()
 
     @property
     def places_tasks(self) -> bool:
@@ -84,7 +88,7 @@ class LayerPipe(Delayed):
         return split_rounds(stages, self.g) if self.g or self.halves else ticked(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights=self.weights)
+        return self._rules(Graph(), backward_weights(self.weights))
 
     def gaps(self, stages: int) -> tuple[int, ...]:
         return self.delays or super().gaps(stages)
@@ -193,7 +197,7 @@ class _Building:
             "tasks": tasks,
             "couriers": len(self.routes.couriers(layer)),
             "delay": math.ceil(self._reach(layer) / parts),
-            "factor": rules.step_decay ** (self.plan.processors - 1 - tasks.home),
+            "factor": rules.update.scale(StagePlace(tasks.home, self.plan.processors)),
         }
         place = (layer, len(self.maps), self._module(layer), rules, blueprint.options)
         if tasks.kind == "linear":
