@@ -26,6 +26,7 @@ from unlatch.schedule import (
     chain_entry,
     check,
     check_order,
+    check_schedule,
     interleave,
     rounds,
     staleness,
@@ -330,6 +331,14 @@ def test_a_global_order_in_which_a_result_comes_before_its_source():
 def test_impossible_runs_are_refused(groups, per_update):
     with pytest.raises(ScheduleError, match="expected at least one batch"):
         update_ends(groups, per_update)
+
+
+def test_a_lone_layer_needs_no_input_gradient():
+    """Only what the schedule lists tells it from a stage that forgets one."""
+    layer = Periodic(1, tuple(chain_entry(kind, 0, 1) for kind in (Kind.F, Kind.W, Kind.U)))
+    check_schedule(layer, [2, 1])
+    with pytest.raises(ScheduleError, match="station 0 never does the backward of micro-batch 0: 0B0 is missing"):
+        check(streams(layer, [2, 1]))
 
 
 def test_check_needs_room_for_one_message():
