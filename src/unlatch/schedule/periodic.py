@@ -66,11 +66,18 @@ class Periodic(Schedule):
                     yield number, slot - offset
 
     def delay(self, stage: int) -> int:
-        forward, gradient = self.passes(stage)
-        return self.entries[gradient].offset - self.entries[forward].offset
+        found = self._passes(stage)
+        return self.entries[found[1]].offset - self.entries[found[0]].offset if found else 0
 
     def passes(self, stage: int) -> tuple[int, int]:
         """Numbers of the entries that are a stage's forward and its last gradient."""
+        found = self._passes(stage)
+        if found is None:
+            raise ScheduleError(f"station {stage} has no forward and backward of its own")
+        return found
+
+    def _passes(self, stage: int) -> tuple[int, int] | None:
+        # A stage that is left as it is has none.
         mine = [(number, entry.kind) for number, entry in enumerate(self.entries) if entry.station == stage]
         forward = next((number for number, kind in mine if kind is Kind.F), None)
         gradient = max(
@@ -78,9 +85,7 @@ class Periodic(Schedule):
             key=lambda number: (self.entries[number].offset, number),
             default=None,
         )
-        if forward is None or gradient is None:
-            raise ScheduleError(f"station {stage} has no forward and backward of its own")
-        return forward, gradient
+        return None if forward is None or gradient is None else (forward, gradient)
 
     def finished(self, stage: int, micro: int) -> int:
         """Count the gradients that `stage` has added up when it begins the forward of `micro`.
@@ -88,8 +93,8 @@ class Periodic(Schedule):
         >>> ticked(3).finished(0, 9), ticked(3, backward_first=True).finished(0, 9)
         (5, 6)
         """
-        forward, gradient = self.passes(stage)
-        return max(0, micro - self.delay(stage) + (gradient < forward))
+        found = self._passes(stage)
+        return max(0, micro - self.delay(stage) + (found[1] < found[0])) if found else 0
 
 
 def rounds(delays: Sequence[int], *, backward_first: bool = False, split: int | None = None, hop: int = 1) -> Periodic:
