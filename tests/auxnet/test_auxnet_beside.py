@@ -16,7 +16,7 @@ from rank_jobs import conv_run, plain_sgd
 from recording import feed
 from small_nets import images, tanh_net, vectors
 from unlatch.methods import AuxNet, AuxVar
-from unlatch.methods.auxnet.statistics import LocalStatistics, layer_parallel_times
+from unlatch.methods.local.statistics import LocalStatistics, layer_parallel_times
 from unlatch.models import build
 from unlatch.nn.auxiliary import Capacity
 from unlatch.runtime.events import Event, Recorder

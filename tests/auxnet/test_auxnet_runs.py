@@ -18,8 +18,8 @@ from unlatch.methods import AuxNet, get
 from unlatch.methods.auxnet.schedule import BATCH, INPUT, STATE
 from unlatch.methods.auxnet.sources import Raw
 from unlatch.methods.auxnet.station import check_same, checksum
-from unlatch.methods.auxnet.statistics import layer_parallel_times
 from unlatch.methods.local.stations import LOSS
+from unlatch.methods.local.statistics import layer_parallel_times
 from unlatch.runtime import engine
 from unlatch.runtime.micro import Micro
 

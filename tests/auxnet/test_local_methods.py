@@ -18,7 +18,7 @@ from rank_jobs import conv_run
 from recording import feed
 from small_nets import images, tanh_net, vectors
 from unlatch.errors import ShapeMismatch
-from unlatch.methods import DGL, DNI, AuxNet, AuxVar
+from unlatch.methods import DGL, DNI, AuxNet, AuxVar, get
 from unlatch.methods.auxnet.mismatch import BorderRule
 from unlatch.methods.auxnet.sources import Raw
 from unlatch.models import build
@@ -61,6 +61,18 @@ def test_dgl_trains_every_stage_on_its_own_head():
         [*net.parameters(), *heads[0].parameters()], [*twin.parameters(), *twin_heads[0].parameters()], strict=True
     ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", ["dgl", "dni"])
+def test_every_stage_tells_how_long_its_parts_took(method):
+    data = vectors(3, size=8)
+    run = run_of(tanh_net(3), get(method, microbatches=2), data)
+    feed(run, data)
+    measured = run.method_statistics()
+    assert [(s.stage, s.micros, s.batches) for s in measured] == [(k, 6, 3) for k in range(3)]
+    assert all(set(s.seconds) == {"forward", "backward", "update", "border"} for s in measured)
+    assert all(min(s.seconds.values()) > 0 for s in measured)
+    assert all(s.metrics() == {} for s in measured)
 
 
 class Guess(nn.Module):
