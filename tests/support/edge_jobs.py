@@ -44,7 +44,7 @@ def data_only_where_it_is_read(name: str) -> Outcome:
     """Ranks that do not hold stage 0 pass no data."""
     data = images([8, 8, 3])
     run = conv_run(name, 2)
-    if 0 not in run._engine.stages:
+    if 0 not in run.stations:
         data = [(None, None)] * len(data)
     with run:
         steps = [(r.step, r.batch, r.loss) for r in feed(run, data)]
@@ -240,7 +240,7 @@ def fits(name: str, compensate: int = 1) -> dict[str, Any]:
     run = conv_run(method, 2)
     seen: list[Any] = []
     loader = held_out = None
-    if 0 in run._engine.stages:
+    if 0 in run.stations:
         x, y = images([29])[0]
         shuffled = torch.Generator().manual_seed(4)
         loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, generator=shuffled)

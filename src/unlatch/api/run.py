@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ..runtime.events import Event
 from ..runtime.health import Health
 from ..runtime.recalibration import recalibrating
 from ..runtime.stage import StageOptions
+from ..runtime.station import Station
 from ..runtime.transport import Link
 from ..runtime.world import World
 from ..schedule import Schedule
@@ -281,6 +283,11 @@ class Run:
     def schedule(self) -> Schedule:
         """What all stations do, in which order; `events` are its entries at work."""
         return self._engine.schedule
+
+    @property
+    def stations(self) -> Mapping[int, Station]:
+        """What works in this process, by number. To look at, not to change."""
+        return MappingProxyType(self._engine.stations)
 
     @property
     def events(self) -> list[Event]:

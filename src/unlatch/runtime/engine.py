@@ -362,10 +362,13 @@ class Engine:
 
 
 def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:
-    words = {"forward": "forward", "auxiliary": "auxiliary work", "none": "bookkeeping"}
-    what = words.get(task.entry.kind.cost, "backward")
-    of = f"update {micro.update}" if task.once_per_update else f"the {what} of {micro}"
-    return StageFailed(f"stage {task.entry.station} failed in {of}: {type(error).__name__}: {error}")
+    kind, subject = task.entry.kind, f"update {micro.update}" if task.once_per_update else str(micro)
+    if kind.cost in ("auxiliary", "none"):
+        # The letters of a method tell little by themselves.
+        subject = f"the auxiliary work {kind} ({getattr(task.work, '__name__', kind)}) of {subject}"
+    elif kind.cost != "update":
+        subject = f"the {'forward' if kind.cost == 'forward' else 'backward'} of {subject}"
+    return StageFailed(f"stage {task.entry.station} failed in {subject}: {type(error).__name__}: {error}")
 
 
 def _first_entries(schedule: Schedule, devices: Sequence[int]) -> dict[int, Entry]:

@@ -23,13 +23,13 @@ from ...runtime.trained import Trained
 from ...runtime.wire import dense
 from ...schedule import Kind
 from ..local.stations import LEARN, LOSS_DOWN
+from ..local.statistics import BorderRecord, LocalStatistics, time_by_part
 from ..local.synthesis import Synthesis
 from . import schedule as kinds
 from .mismatch import relaxed_multiplier
 from .probe import GradientProbe
-from .records import BorderRecord, BorderValues, measure_border
+from .records import BorderValues, measure_border
 from .sources import Raw, Shortcut, Source
-from .statistics import LocalStatistics, time_by_part
 from .tables import Roster, TableSource, sample_keys
 
 if TYPE_CHECKING:

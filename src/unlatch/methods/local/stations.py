@@ -14,6 +14,7 @@ from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
 from ...runtime.trained import Trained
 from ...schedule import Kind
+from .statistics import LocalStatistics, time_by_part
 from .synthesis import Synthesis
 
 __all__ = ["GreedyStation", "HeadStation", "SynthesisStation"]
@@ -67,6 +68,9 @@ class GreedyStation(Station):
         """Go back from the seed."""
         self._differentiate(micro)
         return ()
+
+    def measured(self, seconds: Mapping[str, float], micros: int, batches: int) -> LocalStatistics:
+        return LocalStatistics(self.index, time_by_part(seconds), micros, batches)
 
     def _differentiate(self, micro: Micro) -> Tensor | None:
         """**Returns:** the gradient at the stage's input."""
