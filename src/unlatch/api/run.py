@@ -319,6 +319,17 @@ class Run:
 
     # ------------------------------------------------------------- checkpoint
 
+    def state(self) -> dict[str, Any]:
+        """Copies of everything that this process has under way, as a tree of tensors and plain values.
+
+        A run that is built alike and takes it over with `restore` goes on bit for bit as this one does.
+        """
+        return self._engine.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where the run was whose `state` this is; nothing may be under way here."""
+        self._engine.load(state)
+
     def save(self, path: str | Path) -> None:
         """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch."""
         self.flush()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -30,11 +30,24 @@ from ..schedule import OUTSIDE, Entry, Schedule
 from .events import Event, Recorder
 from .mail import DATA, Mail, Message
 from .micro import Micro
-from .stage import Stage
+from .stage import Stage, copied
 from .station import Operation, Station
 from .wire import dense_tree
 
 __all__ = ["Engine", "Finished"]
+
+#: Plain numbers that say how far an engine is.
+_PROGRESS = (
+    "batches",
+    "handled",
+    "_origin",
+    "_fed",
+    "_done",
+    "_update",
+    "_in_update",
+    "_batch_loss",
+    "_batch_samples",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +245,37 @@ class Engine:
         self.batches, self._origin, self._update = (counters[k] for k in ("batches", "micros", "updates"))
         for stage in self.stages.values():
             stage.updater.version = self._update
+
+    def state(self) -> dict[str, Any]:
+        """Copies of everything between two batches: stations, messages under way, and how far the run is."""
+        own = {name: getattr(self, name) for name in _PROGRESS}
+        micros = {position: asdict(micro) for position, micro in self._micros.items()}
+        rest = {
+            "progress": own,
+            "micros": micros,
+            "newest": asdict(self._newest) if self._newest is not None else None,
+            "losses": self._losses,
+            "mail": self.mail.state(),
+            "recorder": self.recorder.state(),
+        }
+        stations = {index: station.state() for index, station in self.stations.items()}
+        return {"stations": stations, **copied(rest)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the engine was whose `state` this is; it was built alike."""
+        for index, station in self.stations.items():
+            station.load(state["stations"][index])
+        rest = copied({name: part for name, part in state.items() if name != "stations"})
+        for name, value in rest["progress"].items():
+            setattr(self, name, value)
+        self._micros.clear()
+        self._micros.update({position: Micro(**micro) for position, micro in rest["micros"].items()})
+        self._newest = Micro(**rest["newest"]) if rest["newest"] is not None else None
+        # Stations share this very dictionary.
+        self._losses.clear()
+        self._losses.update(rest["losses"])
+        self.mail.load(rest["mail"])
+        self.recorder.load(rest["recorder"])
 
     def route(self, path: str | None = None) -> dict[int, Any]:
         """What evaluation runs through, by stage: the network itself, or another path that the method knows."""

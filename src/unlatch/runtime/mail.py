@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import TransportError, UnlatchError
@@ -122,6 +122,22 @@ class Mail:
             _, nbytes = self._boxes[kind, stage].popleft()
             self.waiting.change(stage, -nbytes)
         return message
+
+    def state(self) -> list[dict[str, Any]]:
+        """All messages that wait here, in the order of their boxes."""
+        with self._arrival:
+            waiting = [message for box in self._boxes.values() for message, _ in box]
+        return [
+            {f.name: getattr(m, f.name) for f in fields(m)} | {"micro": asdict(m.micro) if m.micro else None}
+            for m in waiting
+        ]
+
+    def load(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Put messages that `state` listed into empty boxes."""
+        self._boxes.clear()
+        for saved in state:
+            micro = saved["micro"]
+            self.post(Message(**{**saved, "micro": Micro(**micro) if micro is not None else None}))
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
         """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""

@@ -31,7 +31,7 @@ from .micro import Micro
 from .observer import Observer
 from .updating import Optimizer, Updater
 
-__all__ = ["Gradients", "Kept", "Returned", "Stage", "StageOptions"]
+__all__ = ["Gradients", "Kept", "Returned", "Stage", "StageOptions", "copied"]
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Stage(Measured):
         micro-batch, which its random numbers follow from. Buffers that a forward depends on, other than batch norm's,
         are taken as they are at the end.
         """
-        found: dict[str, Any] = _copied(
+        found: dict[str, Any] = copied(
             {
                 "module": dict(self.module.state_dict()),
                 "updater": self.updater.state(),
@@ -287,7 +287,7 @@ class Stage(Measured):
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue where the stage was whose `state` this is; it was made from the same arguments."""
-        state = _copied(state)
+        state = copied(state)
         self.module.load_state_dict(state["module"])
         self.updater.load(state["updater"])
         self.gradient_view.load(state["gradient"])
@@ -310,7 +310,7 @@ def _name_in_chain(module: nn.Module, name: str) -> str:
     return f"{module.names[int(number)]}.{rest}"
 
 
-def _copied(tree: Tree) -> Any:
+def copied(tree: Tree) -> Any:
     """A copy of its own of every tensor; what shared memory as a whole still does."""
     known: dict[tuple[Any, ...], Tensor] = {}
 
