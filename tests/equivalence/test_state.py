@@ -1,4 +1,4 @@
-"""Stations that are saved, rebuilt and continued equal the untouched ones bit for bit, mid-pipeline, for every method."""
+"""A run that is saved, rebuilt and continued equals the untouched one bit for bit, mid-pipeline, for every method."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from order_jobs import CASES, accumulates, begun, data
 from torch.optim.lr_scheduler import StepLR
+
+from order_jobs import CASES, accumulates, begun, data
 
 SCHEDULER = partial(StepLR, step_size=2, gamma=0.7)
 
