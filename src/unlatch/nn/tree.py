@@ -14,7 +14,17 @@ from torch import Tensor
 
 from ..errors import ShapeMismatch
 
-__all__ = ["Structure", "Tree", "batch_size", "flatten", "map_tensors", "split_batch", "tree_bytes", "unflatten"]
+__all__ = [
+    "Structure",
+    "Tree",
+    "batch_size",
+    "copied",
+    "flatten",
+    "map_tensors",
+    "split_batch",
+    "tree_bytes",
+    "unflatten",
+]
 
 Tree: TypeAlias = Any
 Structure: TypeAlias = str | list[Any]
@@ -101,6 +111,26 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
         return function(tree)
     tensors, structure = flatten(tree)
     return unflatten(structure, [function(tensor) for tensor in tensors])
+
+
+def copied(tree: Tree) -> Tree:
+    """The same with a detached copy of every tensor; tensors that were the same part of one memory still are.
+
+    >>> import torch
+    >>> x = torch.zeros(2)
+    >>> one, other = copied((x, x))
+    >>> one is x, one is other
+    (False, True)
+    """
+    known: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(t: Tensor) -> Tensor:
+        key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
+        if t.numel() == 0 or key not in known:
+            known[key] = t.detach().clone()
+        return known[key]
+
+    return map_tensors(copy, tree)
 
 
 def tree_bytes(tree: Tree) -> int:
