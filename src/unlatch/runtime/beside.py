@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..nn.tree import flatten, unflatten
-from .stage import copied
+from ..nn.tree import copied, flatten, unflatten
 from .station import Station
 
 __all__ = ["beside_settings", "beside_tensors", "load_beside"]

@@ -25,12 +25,12 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
-from ..nn.tree import batch_size, map_tensors, split_batch
+from ..nn.tree import batch_size, copied, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Schedule
 from .events import Event, Recorder
 from .mail import DATA, Mail, Message
 from .micro import Micro
-from .stage import Stage, copied
+from .stage import Stage
 from .station import Operation, Station
 from .wire import dense_tree
 

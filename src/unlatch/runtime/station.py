@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from ..nn.tree import copied
 from ..schedule import Kind
 from .micro import Micro
-from .stage import Returned, Stage, copied
+from .stage import Returned, Stage
 from .trained import Trained
 
 __all__ = ["ChainStation", "Operation", "Station"]
