@@ -55,7 +55,7 @@ def test_queues_and_copies_are_as_planned(name: str, setting: str, order: str) -
     sizes = stage_sizes(model, (BATCH, 1, SIDE, SIDE))
     keep = Buffers(inputs="inputs" in setting, parameters="weights" in setting)
     count = len(sizes)
-    plan = plan_memory(sizes, keep, delays=method.schedule(count).delays)
+    plan = plan_memory(sizes, keep, delays=[method.schedule(count).delay(stage) for stage in range(count)])
     # Versions of the weights are distinct only once both ends of the queue have seen updates.
     run = fed(started(model, method), 4 * count)
     for stage, found, planned in zip(stages_of(run)[:-1], run.statistics(), plan, strict=False):

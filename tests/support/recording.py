@@ -104,6 +104,20 @@ def listening() -> Iterator[list[Message]]:
 
 
 @contextmanager
+def taking() -> Iterator[list[Message]]:
+    """All messages that stations take up from now on, in order."""
+    found: list[Message] = []
+    take = Mail.take
+
+    def listen(mail: Mail, *args: Any) -> Message:
+        found.append(take(mail, *args))
+        return found[-1]
+
+    with patch.object(Mail, "take", listen):
+        yield found
+
+
+@contextmanager
 def waiting() -> Iterator[list[Message]]:
     """The messages that wait to be taken, of those that are posted from now on."""
     found: list[Message] = []

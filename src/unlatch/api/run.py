@@ -286,7 +286,7 @@ class Run:
 
     @property
     def stations(self) -> Mapping[int, Station]:
-        """What works in this process, by number. To look at, not to change."""
+        """What works in this process, by number: its stages, with whatever the method gave them beside."""
         return MappingProxyType(self._engine.stations)
 
     @property
