@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..methods import Method, get, names
+from ..methods.options import choices
 from ..schedule import Schedule
 from ..schedule.stability import version_gaps
 
@@ -93,10 +94,11 @@ def _facts_if_possible(name: str, stages: int, microbatches: int | None) -> Fact
 
 @dataclass(frozen=True)
 class Option:
-    """One thing to set, with what its class says about it."""
+    """One thing to set, with what its class says about it; `choices` are the words it may be, if any."""
 
     name: str
     default: Any
+    choices: tuple[str, ...]
     text: str
 
 
@@ -106,8 +108,12 @@ def options(method: Method) -> list[Option]:
     >>> [option.name for option in options(get("bp"))]
     ['microbatches', 'accumulate']
     """
-    texts = _described(type(method))
-    return [Option(field.name, _default(field), texts.get(field.name, "")) for field in fields(method)]
+    kind = type(method)
+    texts = _described(kind)
+    return [
+        Option(field.name, _default(field), choices(kind, field.name), texts.get(field.name, ""))
+        for field in fields(method)
+    ]
 
 
 def _resolved(name: str, stages: int, microbatches: int | None) -> Method:

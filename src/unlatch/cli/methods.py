@@ -17,7 +17,7 @@ from ..report.table import Table
 from ..schedule import Schedule, buffers, gantt, streams, timetable
 from ..schedule.stability import Advice, stability_limit
 from .advice import flags_of
-from .catalogue import catalogue, facts, options
+from .catalogue import Option, catalogue, facts, options
 from .console import emit_json
 
 __all__ = ["command"]
@@ -108,11 +108,16 @@ def _describe(method: Method, stages: int, ticks: int, asked: int | None) -> Ite
 
 
 def _options(method: Method) -> Iterator[str]:
-    found = [(f"{option.name} = {option.default!r}", option.text.replace("`", "")) for option in options(method)]
+    found = [(f"{option.name} = {option.default!r}", _option_text(option)) for option in options(method)]
     margin = max(len(head) for head, _ in found) + 4
     columns = max(60, min(120, shutil.get_terminal_size().columns))
     for head, text in found:
         yield textwrap.fill(text, columns, initial_indent=f"  {head}".ljust(margin), subsequent_indent=" " * margin)
+
+
+def _option_text(option: Option) -> str:
+    choices = f" [{' | '.join(option.choices)}]" if len(option.choices) > 1 else ""
+    return option.text.replace("`", "") + choices
 
 
 def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
@@ -193,7 +198,10 @@ def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: 
     return {
         **asdict(facts(name, stages, asked)),
         "stages": stages,
-        "options": {option.name: {"default": option.default, "text": option.text} for option in options(method)},
+        "options": {
+            option.name: {"default": option.default, "choices": option.choices, "text": option.text}
+            for option in options(method)
+        },
         "staleness": list(method.staleness(stages)),
         "in_flight": list(_in_flight(method.schedule(stages), _parts(method), method.accumulate)),
         "advice": None if advice is None else asdict(advice),

@@ -8,7 +8,7 @@ from ..errors import ConfigError
 from ..rules.border import BorderRule
 from .base import register
 from .border import BorderMethod
-from .checks import check_whole
+from .options import Whole
 
 __all__ = ["SPH", "AuxVar"]
 
@@ -28,14 +28,13 @@ class AuxVar(BorderMethod):
     0.25
     """
 
-    capacity: int = 100_000
+    capacity: Whole = 100_000
 
     name = "auxvar"
     summary = "stored auxiliary variables per sample; no augmentation"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: capacity", self.capacity, 1)
         if self.imitate == 0 or self.ablation == "shallow":
             raise ConfigError(f'{self.name}: stored variables need imitate above 0, and know no "shallow" ablation')
         if self.true_share != 0.0:
@@ -57,7 +56,7 @@ class SPH(AuxVar):
     """
 
     serial_every: int = 5
-    downsample: int = 2
+    downsample: Whole = 2
 
     name = "sph"
     summary = "auxvar with regular serial batches and down-sampled borders"

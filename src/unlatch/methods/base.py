@@ -15,6 +15,7 @@ from ..rules.bundle import Rules
 from ..rules.predict import NoPrediction, Predictor, predictor
 from ..schedule import Schedule
 from ..schedule.stability import auto_microbatches
+from .options import Whole, check_options
 
 __all__ = ["Delayed", "Method", "get", "names", "register"]
 
@@ -30,20 +31,15 @@ class Method(ABC):
     - `accumulate`: batches per update; their gradients are averaged.
     """
 
-    microbatches: int | Literal["auto"] = "auto"
-    accumulate: int = 1
+    microbatches: Whole | Literal["auto"] = "auto"
+    accumulate: Whole = 1
 
     name: ClassVar[str] = ""
     #: One line for tables.
     summary: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        if self.microbatches != "auto" and (not isinstance(self.microbatches, int) or self.microbatches < 1):
-            raise ConfigError(f'{self.name}: microbatches must be "auto" or at least 1, got {self.microbatches!r}')
-        if not isinstance(self.accumulate, int) or self.accumulate < 1:
-            raise ConfigError(
-                f"{self.name}: accumulate must be a whole number of batches, at least 1, got {self.accumulate!r}"
-            )
+        check_options(self)
 
     @abstractmethod
     def schedule(self, stages: int) -> Schedule:

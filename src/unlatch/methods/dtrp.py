@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import ConfigError
 from ..rules.bundle import Rules
 from ..rules.predict import Predictor
 from ..schedule import Schedule, ticked
 from .base import Delayed, register
+from .options import Whole
 
 __all__ = ["DSP", "DTR", "DTRP"]
 
@@ -63,19 +63,12 @@ class DTRP(DTR):
     """
 
     predict: str | Predictor = "geometric"
-    compensate: int | Literal["auto"] = 1
+    compensate: Whole | Literal["auto"] = 1
     compensate_lr: Literal["none", "linear", "sqrt"] = "none"
     compensate_warmup: int = 100
 
     name = "dtrp"
     summary = "dtr with predicted forward weights"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compensate != "auto" and (not isinstance(self.compensate, int) or self.compensate < 1):
-            raise ConfigError(f'dtrp: compensate must be "auto" or at least 1, got {self.compensate!r}')
-        if self.compensate_lr not in ("none", "linear", "sqrt"):
-            raise ConfigError(f"dtrp: compensate_lr must be none, linear or sqrt, got {self.compensate_lr!r}")
 
     def lr_scale(self, update: int) -> float:
         """Factor on the learning rate of the `update`-th update that batch compensation asks for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from ..errors import ConfigError
 from ..plan.layer_costs import LayerCost
@@ -11,10 +11,9 @@ from ..rules.bundle import Rules
 from ..schedule import Schedule, ticked
 from ..schedule.split_rounds import split_rounds
 from .base import Delayed, register
+from .options import AtLeast
 
 __all__ = ["LayerPipe"]
-
-CHOICES = {"mode": ("divisible", "atomic", "factor", "stages"), "weights": ("stash", "latest", "average")}
 
 
 @register
@@ -41,7 +40,7 @@ class LayerPipe(Delayed):
 
     mode: Literal["divisible", "atomic", "factor", "stages"] = "divisible"
     weights: Literal["stash", "latest", "average"] = "stash"
-    g: int = 0
+    g: Annotated[int, AtLeast(0)] = 0
     halves: bool = False
     costs: str | tuple[LayerCost, ...] | None = None
     delays: tuple[int, ...] = ()
@@ -51,12 +50,6 @@ class LayerPipe(Delayed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option, allowed in CHOICES.items():
-            if getattr(self, option) not in allowed:
-                given = getattr(self, option)
-                raise ConfigError(f"layerpipe: {option} must be one of {', '.join(allowed)}, got {given!r}")
-        if isinstance(self.g, bool) or not isinstance(self.g, int) or self.g < 0:
-            raise ConfigError(f"layerpipe: g must be a whole number of slots, at least 0, got {self.g!r}")
         if self.places_tasks and self.beta != 1.0:
             raise ConfigError(f'layerpipe: beta acts between stages, so it needs mode="stages": got beta={self.beta}')
         object.__setattr__(self, "delays", tuple(self.delays))

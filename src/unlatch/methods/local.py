@@ -15,7 +15,7 @@ from ..rules.bundle import Rules
 from ..schedule import Schedule
 from ..schedule.concurrent import Concurrent
 from .base import Method, register
-from .checks import as_function, check_flag, check_positive
+from .options import Positive, as_function
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory"]
 
@@ -90,15 +90,13 @@ class DNI(Local):
 
     synthesiser: Callable[[tuple[int, ...], int], nn.Module] | None = field(default=None, repr=False)
     conditioned: bool = True
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
 
     name = "dni"
     summary = "each stage guesses the gradient from above"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("dni: learning_rate", self.learning_rate)
-        check_flag("dni: conditioned", self.conditioned)
         made = as_function("dni: synthesiser", self.synthesiser, "(border_shape, classes)")
         object.__setattr__(self, "synthesiser", made)
 
