@@ -45,11 +45,11 @@ def test_a_value_of_another_kind_is_refused(name, option, kind):
 
 
 def test_bounds_and_alternatives_are_named():
-    with pytest.raises(ConfigError, match='^dtr: microbatches must be "auto" or a whole number, at least 1, got 0$'):
+    with pytest.raises(ConfigError, match=r'^dtr: microbatches must be "auto" or a whole number, at least 1, got 0$'):
         methods.DTR(microbatches=0)
-    with pytest.raises(ConfigError, match="^bp: accumulate must be a whole number, at least 1, got 0$"):
+    with pytest.raises(ConfigError, match=r"^bp: accumulate must be a whole number, at least 1, got 0$"):
         methods.BP(accumulate=0)
-    with pytest.raises(ConfigError, match="^layerpipe: g must be a whole number, at least 0, got -1$"):
+    with pytest.raises(ConfigError, match=r"^layerpipe: g must be a whole number, at least 0, got -1$"):
         methods.LayerPipe(g=-1)
 
 
