@@ -16,9 +16,10 @@ from rank_jobs import conv_run, plain_sgd
 from recording import feed
 from small_nets import images, tanh_net, vectors
 from unlatch.methods import AuxNet, AuxVar
+from unlatch.methods.border_report import layer_parallel_times
 from unlatch.models import build
 from unlatch.nn.auxiliary import Capacity
-from unlatch.runtime.local_statistics import LocalStatistics, layer_parallel_times
+from unlatch.runtime.local_statistics import LocalStatistics
 
 DATA = images([12, 12, 12])
 

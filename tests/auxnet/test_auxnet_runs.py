@@ -15,9 +15,9 @@ from rank_jobs import conv_run, copied_state, momentum_sgd
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import images, tanh_net, vectors
 from unlatch.methods import AuxNet, get
+from unlatch.methods.border_report import layer_parallel_times
 from unlatch.runtime import clock
 from unlatch.runtime.jobs import INPUT, LOSS, STATE, Job, check_same, checksum
-from unlatch.runtime.local_statistics import layer_parallel_times
 from unlatch.runtime.micro import Micro
 
 DATA = images([12, 12, 12, 5])

@@ -17,9 +17,9 @@ from ..config import Config, from_mapping
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io.versions import versions
+from ..methods import BASELINE
 from ..report.table import Table
 from ..runtime.launch import Ranks
-from .border_log import builds_data
 from .brief import Brief, loaders, make_run, prepare
 from .console import emit_json, people
 from .ranks import agree, gather, rank
@@ -27,7 +27,7 @@ from .settings import read_settings, with_method, with_run
 
 __all__ = ["command", "measure"]
 
-_BASELINE = "bp, one process"
+_LABEL = f"{BASELINE}, one process"
 
 
 def command(
@@ -60,7 +60,7 @@ def command(
     if not names:
         raise ConfigError("--methods names none: expected names separated by commas")
     console = people(as_json)
-    briefs = {_BASELINE: prepare(_baseline(config))} | {name: prepare(with_method(config, name)[0]) for name in names}
+    briefs = {_LABEL: prepare(_baseline(config))} | {name: prepare(with_method(config, name)[0]) for name in names}
     found: dict[str, list[float]] = {label: [] for label in briefs}
     with _measuring(config) as run:
         for turn in range(repeats):
@@ -68,7 +68,7 @@ def command(
                 found[label].append(run(label, brief, steps, warmup))
             shown = ", ".join(f"{label} {speeds[-1]:,.0f}" for label, speeds in found.items())
             console.print(f"turn {turn + 1}/{repeats}: {shown} samples/s")
-    rows = {label: _row(speeds, found[_BASELINE]) for label, speeds in found.items()}
+    rows = {label: _row(speeds, found[_LABEL]) for label, speeds in found.items()}
     if as_json:
         settings = config.model_dump(mode="json")
         emit_json({"steps": steps, "warmup": warmup, "methods": rows, "settings": settings, "versions": versions()})
@@ -79,7 +79,7 @@ def command(
 def measure(brief: Brief, steps: int, warmup: int) -> float:
     """Samples per second of a run, once its pipeline is full. Called alike on every rank."""
     torch.set_num_threads(brief.config.run.threads)
-    reads = rank() == 0 or builds_data(brief.method)
+    reads = rank() == 0 or brief.method.reads_on_every_rank
     loader = _loader(brief.config.model_dump_json(include={"model", "data", "run"})) if reads else None
     sample = agree(loader.batch(0, 0) if loader is not None else None)
     with make_run(brief, sample) as run:
@@ -113,7 +113,7 @@ def _measuring(config: Config) -> Iterator[Any]:
         yield lambda label, *job: measure(*job)
         return
     with Ranks(config.run.processes, threads=config.run.threads) as ranks:
-        yield lambda label, *job: measure(*job) if label == _BASELINE else ranks.run(measure, *job)[0]
+        yield lambda label, *job: measure(*job) if label == _LABEL else ranks.run(measure, *job)[0]
 
 
 def _settings(
@@ -126,10 +126,9 @@ def _settings(
 
 
 def _baseline(config: Config) -> Config:
-    plain = with_method(config, "bp")[0]
-    values = plain.model_dump(exclude_none=True)
+    values = with_method(config, BASELINE)[0].model_dump(exclude_none=True)
     single = {"stages": 1, "processes": 1, "split": "auto"}
-    return from_mapping(values | {"method": {"name": "bp"}, "run": values["run"] | single})
+    return from_mapping(values | {"method": {"name": BASELINE}, "run": values["run"] | single})
 
 
 def _row(speeds: list[float], baseline: list[float]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..api.given_plan import follow_tasks, read_plan
 from ..config import Config
 from ..data.loader import Loader
 from ..errors import ConfigError
-from ..methods import DTRP, LayerPipe, Method, get
+from ..methods import Method, get
 from ..nn.chain import chain
 from ..nn.tree import Tree
 from ..plan import Plan
@@ -53,17 +53,7 @@ class Brief:
     @property
     def units(self) -> int:
         """What the engine counts as batches in one epoch: several of the loader's as one under batch compensation."""
-        return math.ceil(self.batches / self.joined)
-
-    @property
-    def joined(self) -> int:
-        """Batches of the loader that are processed as one."""
-        return self.method.compensate if isinstance(self.method, DTRP) and self.method.compensate != "auto" else 1
-
-    @property
-    def parts(self) -> int:
-        """Micro-batches per update."""
-        return (self.method.microbatches if self.method.microbatches != "auto" else 1) * self.method.accumulate
+        return math.ceil(self.batches / self.method.joined)
 
 
 def updates_in(units: int, epochs: int, accumulate: int) -> int:
@@ -119,8 +109,8 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
     method = get(config.method.name, **config.method.options)
     changes: dict[str, Any] = {"sample": sample, "distributed": False}
     if before is not None:
-        if isinstance(method, DTRP):
-            method = replace(method, compensate=before.get("joined", method.compensate))
+        if "joined" in before:
+            method = method.joining(before["joined"])
         if before.get("split") is not None:
             changes["split"] = before["split"]
     if config.run.plan is not None:
@@ -136,8 +126,8 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
 
 def _given(config: Config, model: nn.Module, method: Method) -> Plan:
     given = read_plan(str(config.run.plan), config.method.name)
-    if not isinstance(method, LayerPipe) or not given.tasks:
-        raise ConfigError(f"run.plan: {given.source} places no tasks of layerpipe: give it with --plan")
+    if not given.tasks:
+        raise ConfigError(f"run.plan: {given.source} places no tasks: give it with --plan")
     if given.stages != config.run.stages:
         raise ConfigError(f"run.plan: {given.source} uses {given.stages} processors, but run.stages is not as many")
     return follow_tasks(given, chain(model), method, config.run.precision)

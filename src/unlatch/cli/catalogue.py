@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, Literal
+from typing import Any, get_args
 
 from ..errors import ConfigError
-from ..methods import Method, get, names
+from ..methods import Gradient, Method, get, names
 from ..methods.options import choices
-from ..schedule import Schedule
-from ..schedule.stability import version_gaps
 
 __all__ = ["Facts", "Option", "catalogue", "facts", "options"]
 
-_KEPT = {
-    "graph": "graphs",
-    "input": "inputs, computed again",
-    "reverse": "nothing where reversible, else inputs",
-}
-
-
-_ORDER = ("exact", "late", "local")
+_ORDER = get_args(Gradient)
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,7 @@ class Facts:
 
     name: str
     summary: str
-    gradient: Literal["exact", "late", "local"]
+    gradient: Gradient
     microbatches: int
     gap: int
     staleness: float
@@ -54,27 +45,18 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
     (3, 2, 1.5, 2)
     """
     method = _resolved(name, stages, microbatches)
-    parts = method.microbatches if method.microbatches != "auto" else 1
-    rules, staleness = method.rules(), method.staleness(stages)[0]
-    gap = round(staleness * parts * method.accumulate)
-    copies = max(version_gaps(gap, parts * method.accumulate)) if rules.weights == "stash" else 0
-    copies += (rules.weights == "average") + (rules.predictor is not None)
+    method.schedule(stages)  # refuses numbers of stages that do not suit it
+    staleness = method.staleness(stages)[0]
     return Facts(
         name=name,
         summary=method.summary,
-        gradient=_gradient(method.schedule(stages)),
-        microbatches=parts,
-        gap=gap,
+        gradient=method.gradient,
+        microbatches=method.per_batch,
+        gap=round(staleness * method.per_update),
         staleness=staleness,
-        kept=_KEPT[rules.activations],
-        weight_copies=copies,
+        kept=method.keeps,
+        weight_copies=method.weight_copies(stages),
     )
-
-
-def _gradient(schedule: Schedule) -> Literal["exact", "late", "local"]:
-    if getattr(schedule, "independent", False):
-        return "local"
-    return "exact" if schedule.flushes else "late"
 
 
 def catalogue(stages: int, microbatches: int | None = None) -> list[Facts]:

@@ -10,6 +10,7 @@ import typer
 
 from ..api.layer_plan import linear_of
 from ..errors import ConfigError
+from ..methods import BASELINE
 from ..nn.chain import chain
 from ..plan import profile
 from ..plan.layer_costs import LayerCost, read_layer_costs
@@ -93,7 +94,7 @@ def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
     if how not in ("measured", "mac"):
         raise ConfigError(f"--cost-model for a model of one's own is measured or mac, got {how!r}")
     # Whatever the settings say of method and stages is what the plan is to decide.
-    config, _ = read_settings(conf, [], method="bp", data_dir=data_dir)
+    config, _ = read_settings(conf, [], method=BASELINE, data_dir=data_dir)
     loader = loaders(config)[0]
     x = loader.batch(0, 0)[0]
     blocks = chain(build_model(config, model_options(config, loader)))

@@ -14,7 +14,7 @@ import typer
 from ..api.advice import advise_method
 from ..methods import Method, get
 from ..report.table import Table
-from ..schedule import Schedule, buffers, gantt, streams, timetable
+from ..schedule import buffers, gantt, streams, timetable
 from ..schedule.stability import Advice, stability_limit
 from .advice import flags_of
 from .catalogue import Option, catalogue, facts, options
@@ -121,8 +121,8 @@ def _option_text(option: Option) -> str:
 
 
 def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
-    schedule, parts = method.schedule(stages), _parts(method)
-    if getattr(schedule, "independent", False):
+    schedule, parts = method.schedule(stages), method.per_batch
+    if method.gradient == "local":
         yield "all stages work at the same time: none waits for another's forward or backward"
         return
     if schedule.flushes:
@@ -136,12 +136,12 @@ def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iter
 
 
 def _stages(method: Method, stages: int) -> Iterator[str]:
-    in_flight = _in_flight(method.schedule(stages), _parts(method), method.accumulate)
+    in_flight = _in_flight(method, stages)
     rows = tuple(
         (str(stage), f"{updates:.3g}", str(in_flight[stage])) for stage, updates in enumerate(method.staleness(stages))
     )
     yield Table(("stage", "updates behind", "parts under way"), rows, left=()).text()
-    yield f"with {_parts(method)} part{'s'[: _parts(method) > 1]} per batch and one update per {_batches(method)}"
+    yield f"with {method.per_batch} part{'s'[: method.per_batch > 1]} per batch and one update per {_batches(method)}"
 
 
 def _batches(method: Method) -> str:
@@ -158,7 +158,7 @@ def _advice(method: Method, stages: int, advice: Advice | None, group: dict[str,
     yield from advice.table()[: stages + 1]
     yield ""
     yield f"a* of stage 0 by parts per update, momentum {momentum:g}"
-    yield _limits(advice, _parts(method) * method.accumulate, momentum).text()
+    yield _limits(advice, method.per_update, momentum).text()
     if advice.warning is not None:
         yield ""
         yield f"warning: {advice.warning}"
@@ -185,13 +185,9 @@ def _limits(advice: Advice, parts: int, momentum: float) -> Table:
     return Table(("parts", *kinds), rows, left=())
 
 
-def _parts(method: Method) -> int:
-    return method.microbatches if method.microbatches != "auto" else 1
-
-
-def _in_flight(schedule: Schedule, parts: int, accumulate: int) -> tuple[int, ...]:
-    enough = 2 * schedule.stages + 2
-    return buffers(streams(schedule, [parts] * enough, accumulate)).in_flight
+def _in_flight(method: Method, stages: int) -> tuple[int, ...]:
+    enough = [method.per_batch] * (2 * stages + 2)
+    return buffers(streams(method.schedule(stages), enough, method.accumulate)).in_flight
 
 
 def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: Advice | None) -> dict[str, Any]:
@@ -203,6 +199,6 @@ def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: 
             for option in options(method)
         },
         "staleness": list(method.staleness(stages)),
-        "in_flight": list(_in_flight(method.schedule(stages), _parts(method), method.accumulate)),
+        "in_flight": list(_in_flight(method, stages)),
         "advice": None if advice is None else asdict(advice),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics as stats
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ from ..api.probe import Comparison, as_metrics
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io import checkpoint
-from ..io.metrics import Metrics
-from ..methods.local import Local
+from ..io.metrics import Metrics, read
+from ..report.measures import measures_figure, measures_of
 from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event, bubble
-from .border_log import BorderLog, TimedLoader, builds_data, with_own_probe
 from .brief import Brief, loaders, make_run
 from .console import people
 from .progress import Display, Silent, display_for
@@ -84,22 +83,50 @@ def train_session(brief: Brief, order: Order, data: tuple[Loader, Loader] | None
     """
     torch.set_num_threads(brief.config.run.threads)
     leads = rank() == 0
-    train, test = (data or loaders(brief.config)) if leads or builds_data(brief.method) else (None, None)
+    train, test = (data or loaders(brief.config)) if leads or brief.method.reads_on_every_rank else (None, None)
     metrics = Metrics(order.folder) if leads else None
     try:
         # Some methods build networks that fit the data, and every rank must build the same.
         sample = agree(train.batch(0, 0) if train is not None else None)
-        own = with_own_probe(brief.method, order.probe_every) if order.probe_every else None
+        own = brief.method.probing(order.probe_every) if order.probe_every else None
         with make_run(brief, sample, method=own or brief.method) as run:
-            session = _Session(brief, order, run, metrics)
+            session = _Session(brief, order, run, metrics, probes=order.probe_every > 0 and own is None)
             return session.train(train, test)
     finally:
         if metrics is not None:
             metrics.close()
 
 
+class _TimedLoader:
+    """A loader that knows how long its batches took."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self._seconds = 0.0
+        self._batches = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        batches = iter(self.loader)
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self._seconds += time.perf_counter() - start
+            self._batches += 1
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.loader.set_epoch(epoch)
+
+    @property
+    def per_batch(self) -> float:
+        """Mean seconds per batch."""
+        return self._seconds / max(1, self._batches)
+
+
 class _Session:
-    def __init__(self, brief: Brief, order: Order, run: Run, metrics: Metrics | None) -> None:
+    def __init__(self, brief: Brief, order: Order, run: Run, metrics: Metrics | None, probes: bool) -> None:
         self.brief, self.order, self.run, self.metrics = brief, order, run, metrics
         self.epochs: list[Epoch] = []
         self.bubbles: list[list[float]] = []
@@ -107,10 +134,11 @@ class _Session:
         self.found: list[StageStatistics] = []
         self.special: dict[str, float] = {}
         self.probed: list[dict[str, float]] = []
-        self._probes = order.probe_every > 0 and not isinstance(run.method, Local)
-        self.borders = BorderLog(run)
+        self._probes = probes
+        self.statistics: list[Any] = []
+        self._measured = -1
         self.recalibrated: dict[str, float] = {}
-        self._source: TimedLoader | None = None
+        self._source: _TimedLoader | None = None
         self._since = time.perf_counter()
         self._step = 0
 
@@ -125,7 +153,7 @@ class _Session:
         self._since = time.perf_counter()
         asked = stop_file(self.order.folder).exists
         try:
-            self._source = TimedLoader(train) if train is not None else None
+            self._source = _TimedLoader(train) if train is not None else None
             done = self.run.fit(self._source, left, test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked)
         finally:
             self.display.close()
@@ -150,7 +178,9 @@ class _Session:
         if self.metrics is None or self.order.silent:
             return Silent()
         console = people(self.order.people_on_stderr)
-        return display_for(console, config.run.epochs, self.brief.units, config.data.batch_size * self.brief.joined)
+        return display_for(
+            console, config.run.epochs, self.brief.units, config.data.batch_size * self.brief.method.joined
+        )
 
     # ----------------------------------------------------------------- resume
 
@@ -211,13 +241,16 @@ class _Session:
         idle = gather(bubble(mine, {e.stage for e in mine}))
         self.bubbles.append(idle)
         self.stages = [{**_as_row(stage), "bubble": idle[stage.rank]} for stage in found]
-        self.special = {name: value for part in self.run.method_statistics() for name, value in part.metrics().items()}
-        self._log_borders()
+        self._log_measurements()
+        self.special = {name: value for part in self.statistics for name, value in part.metrics().items()}
 
-    def _log_borders(self) -> None:
-        news = self.borders.news()
-        for numbers in news if self.metrics is not None else ():
-            self.metrics.log(self._step, numbers)  # type: ignore[union-attr]
+    def _log_measurements(self) -> None:
+        """What the method measured of itself since the last call."""
+        self.statistics = self.run.method_statistics()
+        for numbers in self.brief.method.measurements(self.statistics, after=self._measured):
+            self._measured = int(numbers["measured/update"])
+            if self.metrics is not None:
+                self.metrics.log(self._step, numbers)
 
     def _numbers(self, epoch: Epoch) -> dict[str, float]:
         numbers: dict[str, float] = {
@@ -234,7 +267,7 @@ class _Session:
 
     def _close(self, status: str, seconds: float) -> dict[str, Any]:
         events = sorted((e for part in gather(self.run.events) for e in part), key=lambda e: e.start)
-        self._log_borders()
+        self._log_measurements()
         summary = self._summary(status, seconds)
         self._log_probes()
         if self.metrics is not None:
@@ -243,15 +276,14 @@ class _Session:
             if self._probes:
                 probe_figure(read_probe(folder)).savefig(folder / "probe.png", dpi=140)
             self._draw_reconstruction(folder)
-            self.borders.draw(folder)
+            if measures := measures_of(read(folder)):
+                measures_figure({"": measures}).savefig(folder / "measures.png", dpi=140)
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         return summary
 
     def _draw_reconstruction(self, folder: Path) -> None:
         if any(stage.reconstruction for stage in self.found):
-            method = self.brief.method
-            per_update = method.accumulate * (method.microbatches if method.microbatches != "auto" else 1)
-            figure = reconstruction_figure(self.found, per_update=per_update)
+            figure = reconstruction_figure(self.found, per_update=self.brief.method.per_update)
             figure.savefig(folder / "reconstruction.png", dpi=140)
 
     def _summary(self, status: str, seconds: float) -> dict[str, Any]:
@@ -285,7 +317,9 @@ class _Session:
             "stages": [{**stage, "bubble": per_rank[stage["rank"]]} for stage in self.stages],
             "notes": list(dict.fromkeys(note for notes in gather(self.run.notes) for note in notes)),
             **self.recalibrated,
-            **self.borders.summary(data, config.data.batch_size / speed if speed else None),
+            "measures": dict(self.brief.method.measures),
+            "remarks": [],
+            **self.brief.method.summarise(self.statistics, data, config.data.batch_size / speed if speed else None),
         }
 
 

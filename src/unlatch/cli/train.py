@@ -21,7 +21,6 @@ from ..report.stages import stage_table
 from ..runtime.launch import Ranks
 from ..schedule.stability import Advice
 from .advice import flags_of
-from .border_log import with_own_probe
 from .brief import Brief, loaders, prepare
 from .console import emit_json, people
 from .failures import INTERRUPTED, Reported
@@ -197,7 +196,7 @@ def _settings(request: _Request) -> tuple[Config, list[str]]:
             "weights are the same, bit for bit"
         )
     if request.probe_every:
-        with_own_probe(get(config.method.name, **config.method.options), request.probe_every)
+        get(config.method.name, **config.method.options).probing(request.probe_every)
     return config, notes
 
 
@@ -292,9 +291,5 @@ def _report(summary: dict[str, Any], as_json: bool) -> None:
         f"done in {summary['seconds']:.1f} s{accuracy}, {summary['samples_per_second']:,.0f} samples/s, "
         f"bubble {summary['bubble']:.0%}: {summary['out']}"
     )
-    if "layer_parallel" in summary:
-        measured = summary["layer_parallel"]["measured_step_seconds"]
-        console.print(
-            f"speed-up formula with the measured terms: {summary['layer_parallel']['text']}; a step of this run took "
-            f"{1e3 * measured:.1f} ms on {summary['processes']} process{'es'[: 2 * (summary['processes'] > 1)]}"
-        )
+    for remark in summary["remarks"]:
+        console.print(remark)

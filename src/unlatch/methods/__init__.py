@@ -8,7 +8,7 @@ True
 from .auxnet import AuxNet
 from .auxvar import SPH, AuxVar
 from .backward_unlocked import DDG, FR
-from .base import Delayed, Method, get, names, register
+from .base import BASELINE, ClosedForm, Delayed, Gradient, Method, get, names, register
 from .compose import Compose
 from .dtrp import DSP, DTR, DTRP
 from .fdg import ADL, FDG
@@ -21,6 +21,7 @@ from .synchronous import BP, ZBH1, ZBH2, GPipe, OneFOneB
 
 __all__ = [
     "ADL",
+    "BASELINE",
     "BP",
     "DDG",
     "DGL",
@@ -36,9 +37,11 @@ __all__ = [
     "ZBH2",
     "AuxNet",
     "AuxVar",
+    "ClosedForm",
     "Compose",
     "Delayed",
     "GPipe",
+    "Gradient",
     "LayerPipe",
     "Local",
     "Method",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeAlias
 
 from ..errors import ConfigError
 from ..rules.border import BorderRule
 from ..rules.ramp import Ramp, as_ramp, check_ramp, value_at
+from .border_report import MEASURES, border_metrics, border_summary
 from .local import Local
 from .options import AtLeast, Whole
 
@@ -71,6 +73,8 @@ class BorderMethod(Local):
     measure: Whole = 10
     probe: NotNegative = 0
 
+    measures = MEASURES
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for what in ("beta", "true_share", "echo"):
@@ -91,6 +95,25 @@ class BorderMethod(Local):
     def border_rule(self) -> BorderRule:
         """How the two sides of a border are compared."""
         return BorderRule(self.units, self.border_norm)
+
+    @property
+    def reads_on_every_rank(self) -> bool:
+        return self.data == "build"
+
+    def probing(self, every: int) -> BorderMethod:
+        """The method with its own comparison with backpropagation switched on.
+
+        >>> from .auxnet import AuxNet
+        >>> AuxNet().probing(5).probe
+        5
+        """
+        return replace(self, probe=every)
+
+    def measurements(self, statistics: Sequence[Any], after: int = -1) -> list[dict[str, float]]:
+        return border_metrics(statistics, after)
+
+    def summarise(self, statistics: Sequence[Any], data: float, step: float | None) -> dict[str, Any]:
+        return border_summary(statistics, data, step) if len(statistics) > 1 else {}
 
     def beta_at(self, update: int) -> float:
         """The penalty coefficient at an update."""

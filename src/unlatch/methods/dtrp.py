@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..rules.bundle import Rules
@@ -70,9 +70,16 @@ class DTRP(DTR):
     name = "dtrp"
     summary = "dtr with predicted forward weights"
 
+    @property
+    def joined(self) -> int:
+        return 1 if self.compensate == "auto" else self.compensate
+
+    def joining(self, batches: int) -> DTRP:
+        return replace(self, compensate=batches)
+
     def lr_scale(self, update: int) -> float:
         """Factor on the learning rate of the `update`-th update that batch compensation asks for."""
-        m = 1 if self.compensate == "auto" else self.compensate
+        m = self.joined
         if self.compensate_lr == "sqrt":
             return float(m**0.5)
         if self.compensate_lr == "linear":

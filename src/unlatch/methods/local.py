@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.optim import Optimizer
 
+from ..errors import ConfigError
 from ..rules.bundle import Rules
 from ..schedule import Schedule
 from ..schedule.concurrent import Concurrent
-from .base import Method, register
+from .base import Gradient, Method, register
 from .options import Positive, as_function
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory"]
@@ -35,6 +36,19 @@ class Local(Method):
     def lag(self, stages: int) -> int:
         """Batches fed before the loss of a batch is known at the first stage."""
         return 0
+
+    @property
+    def gradient(self) -> Gradient:
+        return "local"
+
+    @property
+    def inexact_at_rest(self) -> str | None:
+        return f"{self.name} trains stages on losses of their own, not on backpropagation's gradient"
+
+    def probing(self, every: int) -> Method | None:
+        raise ConfigError(
+            f"a probe compares with backpropagation, and {self.name} has no border to measure at: leave it out"
+        )
 
 
 @register

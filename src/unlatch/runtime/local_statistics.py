@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..nn.auxiliary import Capacity
-from ..schedule.layer_parallel import LayerParallelTimes
 from .border_records import BorderRecord
 
-__all__ = ["LocalStatistics", "layer_parallel_times"]
-
-_SERIAL = ("forward", "backward", "update")
+__all__ = ["LocalStatistics"]
 
 
 @dataclass(frozen=True)
@@ -56,30 +53,3 @@ class LocalStatistics:
         """The newest measurements under names for `unlatch.io.metrics`."""
         found = self.records[-1].metrics(self.stage) if self.records else {}
         return found | ({f"stage{self.stage}/cosine": self.cosines[-1][1]} if self.cosines else {})
-
-
-def layer_parallel_times(measured: Sequence[LocalStatistics], data: float = 0.0) -> LayerParallelTimes:
-    """The terms of the speed-up formula, per batch, from what every stage measured.
-
-    **Arguments:** `data`: seconds per batch to load and send it.
-
-    >>> stages = [LocalStatistics(k, {"forward": 1.0, "backward": 2.0, "aux_forward": 0.5 * k}, 4, 2) for k in (0, 1)]
-    >>> times = layer_parallel_times(stages)
-    >>> times.forward, times.backward, times.aux_forward, times.step(2)
-    (1.0, 2.0, 0.25, 1.75)
-    """
-
-    def seconds(*parts: str) -> list[float]:
-        return [sum(s.seconds.get(part, 0.0) for part in parts) / max(1, s.batches) for s in measured]
-
-    # What backpropagation does not have and no auxiliary network does: border losses, trial backwards, echoes.
-    known = {*_SERIAL, "aux_forward", "aux_backward"}
-    others = sorted({part for s in measured for part in s.seconds} - known)
-    return LayerParallelTimes(
-        data=data,
-        forward=sum(seconds("forward")),
-        backward=sum(seconds("backward", "update")),
-        border=max(seconds(*others)),
-        aux_forward=max(seconds("aux_forward")),
-        aux_backward=max(seconds("aux_backward")),
-    )

@@ -27,7 +27,7 @@ def _cuts(stages: tuple[tuple[str, ...], ...]) -> str:
 
 def inverses(trial: Trial) -> str:
     """Blocks that declare an inverse have one."""
-    if trial.method.rules().activations != "reverse":
+    if not trial.method.inverts:
         raise Inapplicable(f"{trial.method.name} inverts nothing")
     errors = check_reversible(trial.model(), trial.batches()[0][0])
     total = len(chain(trial.model()))

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ...config import Config
-from ...methods import DTRP, Method
+from ...methods import Method
 from ...nn.chain import StageChain, chain, cut
 from ..brief import Brief, build_model, loaders, make_run
 
@@ -36,11 +36,11 @@ class Trial:
     @classmethod
     def of(cls, brief: Brief) -> Trial:
         """A small trial of a brief."""
-        parts = brief.parts // brief.method.accumulate
+        parts = brief.method.per_batch
         size = max(parts, min(brief.config.data.batch_size, _SAMPLES * parts) // parts * parts)
-        filling = -(-max(brief.method.schedule(brief.config.run.stages).delay(0), 1) // brief.parts)
+        filling = -(-max(brief.method.schedule(brief.config.run.stages).delay(0), 1) // brief.method.per_update)
         # Batch compensation joins batches: it changes what a batch is, not how it is trained.
-        method = replace(brief.method, compensate=1) if isinstance(brief.method, DTRP) else brief.method
+        method = brief.method.joining(1)
         return cls(replace(brief, method=method), size, (filling + 3) * method.accumulate)
 
     @property
@@ -52,11 +52,6 @@ class Trial:
     def method(self) -> Method:
         """The user's method, with every choice made."""
         return self.brief.method
-
-    @property
-    def parts(self) -> int:
-        """Micro-batches of one batch."""
-        return self.brief.parts // self.method.accumulate
 
     def batches(self) -> list[Batch]:
         """The first batches of the training data, without augmentation."""
@@ -78,7 +73,7 @@ class Trial:
         return [
             part
             for x, y in batches
-            for part in zip(x.tensor_split(self.parts), y.tensor_split(self.parts), strict=True)
+            for part in zip(x.tensor_split(self.method.per_batch), y.tensor_split(self.method.per_batch), strict=True)
         ]
 
     def train(self, batches: Sequence[Batch] | None = None, **changes: Any) -> tuple[list[float], dict[str, Tensor]]:
