@@ -129,7 +129,7 @@ def _given(config: Config, model: nn.Module, method: Method) -> Plan:
     if not given.tasks:
         raise ConfigError(f"run.plan: {given.source} places no tasks: give it with --plan")
     if given.stages != config.run.stages:
-        raise ConfigError(f"run.plan: {given.source} uses {given.stages} processors, but run.stages is not as many")
+        raise ConfigError(f"run.plan: {given.source} uses {given.stages} devices, but run.stages is not as many")
     return follow_tasks(given, chain(model), method, config.run.precision)
 
 

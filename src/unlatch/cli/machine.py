@@ -42,7 +42,7 @@ def check_devices(count: int) -> int:
     4
     """
     if count > MOST_DEVICES:
-        raise ConfigError(f"--processors goes up to {MOST_DEVICES:,}, got {count}")
+        raise ConfigError(f"--devices goes up to {MOST_DEVICES:,}, got {count}")
     return count
 
 

@@ -19,6 +19,7 @@ from ..rules.predict import NoPrediction, Predictor, predictor
 from ..schedule import Schedule
 from ..schedule.stability import auto_microbatches, version_gaps
 from .options import Whole, check_options
+from .planner import Planner
 
 __all__ = ["BASELINE", "ClosedForm", "Delayed", "Gradient", "Method", "get", "names", "register"]
 
@@ -81,6 +82,8 @@ class Method(ABC):
     summary: ClassVar[str] = ""
     #: What `measurements` returns, by the last part of its name, in words.
     measures: ClassVar[Mapping[str, str]] = {}
+    #: Places work on devices in a way of its own, if the method has one; `plan auto` ranks the others too.
+    planner: ClassVar[Planner | None] = None
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -11,6 +11,7 @@ from ..rules.bundle import Rules
 from ..schedule import Schedule, ticked
 from ..schedule.split_rounds import split_rounds
 from .base import Delayed, register
+from .layerpipe_planner import LayerPipePlanner
 from .options import AtLeast
 
 __all__ = ["LayerPipe"]
@@ -47,6 +48,7 @@ class LayerPipe(Delayed):
 
     name = "layerpipe"
     summary = "F, D and G of each layer placed by themselves, delay 2(K-k) or as planned"
+    planner = LayerPipePlanner()
 
     def __post_init__(self) -> None:
         super().__post_init__()
