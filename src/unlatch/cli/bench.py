@@ -6,6 +6,7 @@ import statistics as stats
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +18,13 @@ from ..config import Config, from_mapping
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io.versions import versions
-from ..methods import BASELINE
+from ..methods import BASELINE, get
 from ..report.table import Table
 from ..runtime.launch import Ranks
 from .brief import Brief, loaders, make_run, prepare
 from .console import emit_json, people
 from .ranks import agree, gather, rank
-from .settings import read_settings, with_method, with_run
+from .settings import options_by_hand, read_settings, with_method, with_run
 
 __all__ = ["command", "measure"]
 
@@ -59,8 +60,13 @@ def command(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("--methods names none: expected names separated by commas")
-    console = people(as_json)
-    briefs = {_LABEL: prepare(_baseline(config))} | {name: prepare(with_method(config, name)[0]) for name in names}
+    console, by_hand = people(as_json), options_by_hand(overrides or [])
+    briefs = {_LABEL: prepare(_baseline(config))}
+    for name in names:
+        chosen, notes = with_method(config, name, by_hand & {option.name for option in fields(get(name))})
+        for note in notes:
+            console.print(f"note: {note}")
+        briefs[name] = prepare(chosen)
     found: dict[str, list[float]] = {label: [] for label in briefs}
     with _measuring(config) as run:
         for turn in range(repeats):
