@@ -76,7 +76,7 @@ def test_other_methods_have_no_borders(unlatch, conf, tmp_path):
 
 
 def test_a_run_goes_on_and_its_network_is_the_plain_model(unlatch, auxnet, tmp_path):
-    once = ("--set", "schedule.name=constant", "--set", "optimizer.lr=0.05", "--set", "method.form=lagrangian")
+    once = ("--set", "lr.shape=constant", "--set", "optimizer.lr=0.05", "--set", "method.form=lagrangian")
     once += ("--set", "method.multiplier=synthesiser")
     assert unlatch("train", auxnet, "--epochs", 2, "--out", "whole", *once).exit_code == 0
     assert unlatch("train", auxnet, "--epochs", 1, "--out", "parts", *once).exit_code == 0

@@ -23,7 +23,7 @@ from unlatch.cli.stopping import stop_file, stopping_on_signals
 from unlatch.io import checkpoint, metrics
 
 SOURCE = str(Path(package.__file__).parent.parent)
-CONSTANT = ["--set", "schedule.name=constant", "--set", "optimizer.lr=0.05"]
+CONSTANT = ["--set", "lr.shape=constant", "--set", "optimizer.lr=0.05"]
 #: Seconds for what a quiet machine does in a few.
 PATIENCE = 240
 
@@ -177,7 +177,7 @@ def test_a_run_that_has_nothing_left_to_train_is_finished_though_it_was_asked_to
 
 
 def test_stopped_twice_in_the_same_epoch(unlatch, conf, tmp_path, monkeypatch):
-    flags = ["--set", "schedule.name=constant"]
+    flags = ["--set", "lr.shape=constant"]
     unlatch("train", conf, "--out", "whole", *flags)
     for fed, total in ((2, 2), (3, 5)):
         with monkeypatch.context() as patch:

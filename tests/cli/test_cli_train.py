@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from unlatch import config
 from unlatch.io import metrics
 
-CONSTANT = ("--set", "schedule.name=constant", "--set", "optimizer.lr=0.05")
+CONSTANT = ("--set", "lr.shape=constant", "--set", "optimizer.lr=0.05")
 
 
 def weights(folder):
