@@ -13,7 +13,6 @@ import typer
 from ..config import Config
 from ..errors import PlanError
 from ..runtime.launch import Ranks
-from .brief import prepare
 from .checks import Finding
 from .checks.environment import loopback, machine
 from .checks.equality import one_stage, two_processes
@@ -23,6 +22,7 @@ from .checks.soundness import inverses, sound_chain
 from .checks.trajectory import definition
 from .checks.trial import Trial
 from .console import emit_json, people
+from .prepare import prepare
 from .settings import read_settings
 
 __all__ = ["command"]

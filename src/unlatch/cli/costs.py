@@ -19,7 +19,7 @@ from ..plan.mac import mac_costs
 from ..plan.model_costs import model_costs
 from ..plan.networks import network_shapes
 from ..plan.systolic import systolic_costs
-from .brief import build_model, loaders, model_options
+from .prepare import build_model, loaders, model_options
 from .settings import read_settings
 
 __all__ = ["ArraySide", "BatchSize", "CostModel", "CostSource", "CostsFile", "Layers", "layer_costs"]

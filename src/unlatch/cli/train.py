@@ -21,11 +21,11 @@ from ..report.stages import stage_table
 from ..runtime.launch import Ranks
 from ..schedule.stability import Advice
 from .advice import flags_of
-from .brief import Brief, loaders, prepare
 from .console import emit_json, people
 from .failures import INTERRUPTED, Reported
+from .prepare import PreparedRun, loaders, prepare
 from .ranks import agree, join_torchrun, rank, under_torchrun
-from .session import Order, train_session
+from .session import SessionOptions, train_session
 from .settings import read_settings
 from .stopping import stopping_on_signals
 
@@ -135,40 +135,40 @@ def _here(request: _Request) -> dict[str, Any]:
     console = people(request.as_json)
     config, notes = _settings(request)
     data = loaders(config)
-    brief = _prepare(request, config, data[0])
+    prepared = _prepare(request, config, data[0])
     folder = _folder(request, config)
-    _announce(console, brief, notes, folder)
-    order = _order(request, folder)
+    _announce(console, prepared, notes, folder)
+    options = _session_options(request, folder)
     with stopping_on_signals(folder.path):
         if config.run.processes == 1:
-            return {**train_session(brief, order, data), "out": str(folder.path)}
+            return {**train_session(prepared, options, data), "out": str(folder.path)}
         with Ranks(config.run.processes, threads=config.run.threads) as ranks:
-            return {**ranks.run(train_session, brief, order)[0], "out": str(folder.path)}
+            return {**ranks.run(train_session, prepared, options)[0], "out": str(folder.path)}
 
 
 def _under_torchrun(request: _Request) -> dict[str, Any]:
     """Train as one of the processes that torchrun started; the first decides for all."""
     join_torchrun()
     request.run["processes"] = dist.get_world_size()
-    found: tuple[Brief, Order] | UnlatchError | None = None
+    found: tuple[PreparedRun, SessionOptions] | UnlatchError | None = None
     data = None
     if rank() == 0:
         try:
             config, notes = _settings(request)
             data = loaders(config)
-            brief = _prepare(request, config, data[0])
+            prepared = _prepare(request, config, data[0])
             folder = _folder(request, config)
-            _announce(people(request.as_json), brief, notes, folder)
-            found = brief, _order(request, folder)
+            _announce(people(request.as_json), prepared, notes, folder)
+            found = prepared, _session_options(request, folder)
         except UnlatchError as error:
             found = error
     agreed = agree(found)
     if isinstance(agreed, UnlatchError):
         raise agreed if rank() == 0 else Reported(str(agreed)) from agreed
     assert agreed is not None
-    brief, order = agreed
-    with stopping_on_signals(order.folder):
-        return {**train_session(brief, order, data), "out": order.folder}
+    prepared, options = agreed
+    with stopping_on_signals(options.folder):
+        return {**train_session(prepared, options, data), "out": options.folder}
 
 
 def _settings(request: _Request) -> tuple[Config, list[str]]:
@@ -200,7 +200,7 @@ def _settings(request: _Request) -> tuple[Config, list[str]]:
     return config, notes
 
 
-def _prepare(request: _Request, config: Config, train: Loader) -> Brief:
+def _prepare(request: _Request, config: Config, train: Loader) -> PreparedRun:
     try:
         return prepare(config, train, _before(request, config))
     except PlanError as error:
@@ -238,8 +238,8 @@ def _folder(request: _Request, config: Config) -> RunFolder:
     return folder
 
 
-def _order(request: _Request, folder: RunFolder) -> Order:
-    return Order(
+def _session_options(request: _Request, folder: RunFolder) -> SessionOptions:
+    return SessionOptions(
         str(folder.path),
         resume=request.resume is not None,
         save_every=request.save_every,
@@ -249,15 +249,15 @@ def _order(request: _Request, folder: RunFolder) -> Order:
     )
 
 
-def _announce(console: Console, brief: Brief, notes: list[str], folder: RunFolder) -> None:
+def _announce(console: Console, prepared: PreparedRun, notes: list[str], folder: RunFolder) -> None:
     """What is going to happen, and what could go wrong with it."""
-    config, stages = brief.config, brief.config.run.stages
+    config, stages = prepared.config, prepared.config.run.stages
     where = "inline" if config.run.processes == 1 else f"on {config.run.processes} processes"
-    console.print(f"{config.method.name}, {stages} stage{'s'[: stages > 1]} {where}: {brief.method}")
-    console.print(str(brief.plan))
-    for note in [*notes, *brief.notes]:
+    console.print(f"{config.method.name}, {stages} stage{'s'[: stages > 1]} {where}: {prepared.method}")
+    console.print(str(prepared.plan))
+    for note in [*notes, *prepared.notes]:
         console.print(f"note: {note}")
-    _announce_delay(console, brief.advice)
+    _announce_delay(console, prepared.advice)
     console.print(f"writing to {folder.path}")
 
 

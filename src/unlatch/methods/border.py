@@ -42,7 +42,7 @@ class BorderMethod(Local):
       stage waits for the one below.
     - `echo`: weight, a number or points, that the last stage gives to the true state of the batch before; the rest goes
       to the predicted input of this one. Costs a further pass of the last stage, but no message and no waiting.
-    - `warmup`: first batches trained by plain backpropagation, from which predictions learn.
+    - `serial_first`: first batches trained by plain backpropagation, from which predictions learn.
     - `serial_every`, `serial_from`: further batches trained so: every n-th, or all from the n-th on.
     - `data`: `"send"` sends raw batches from rank to rank; `"build"` has every rank build the same batches from its own
       loader. Checksums are compared in both cases.
@@ -65,7 +65,7 @@ class BorderMethod(Local):
     stage_steps: Whole = 1
     true_share: Ramp = 0.0
     echo: Ramp = 0.0
-    warmup: NotNegative = 0
+    serial_first: NotNegative = 0
     serial_every: NotNegative = 0
     serial_from: NotNegative | None = None
     data: Literal["send", "build"] = "send"
@@ -131,9 +131,9 @@ class BorderMethod(Local):
         """Whether a batch is trained by plain backpropagation.
 
         >>> from .auxnet import AuxNet
-        >>> [AuxNet(warmup=2, serial_every=4).is_serial(i) for i in range(5)]
+        >>> [AuxNet(serial_first=2, serial_every=4).is_serial(i) for i in range(5)]
         [True, True, False, True, False]
         """
-        if batch < self.warmup or (self.serial_from is not None and batch >= self.serial_from):
+        if batch < self.serial_first or (self.serial_from is not None and batch >= self.serial_from):
             return True
         return self.serial_every > 0 and batch % self.serial_every == self.serial_every - 1

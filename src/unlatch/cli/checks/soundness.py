@@ -11,8 +11,8 @@ __all__ = ["inverses", "sound_chain"]
 
 
 def sound_chain(trial: Trial) -> str:
-    """The model was cut and checked when the brief was made; say what was found."""
-    model, plan = trial.model(), trial.brief.plan
+    """The model was cut and checked when the run was prepared; say what was found."""
+    model, plan = trial.model(), trial.prepared.plan
     parameters = sum(p.numel() for p in model.parameters())
     cut = "in one stage" if len(plan.starts) == 1 else f"cut into {len(plan.starts)} stages before {_cuts(plan.stages)}"
     return (

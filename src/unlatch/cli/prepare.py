@@ -1,4 +1,4 @@
-"""From settings to a brief: everything the ranks of one run must agree on, decided once and sent to all of them."""
+"""From settings to a prepared run: everything its ranks must agree on, decided once and sent to all of them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ..nn.tree import Tree
 from ..plan import Plan
 from ..schedule.stability import Advice
 
-__all__ = ["Brief", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
+__all__ = ["PreparedRun", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
 
 
 @dataclass(frozen=True)
-class Brief:
+class PreparedRun:
     """A run with every open choice made: which cut, how many micro-batches, how many updates.
 
     **Arguments:**
@@ -51,18 +51,18 @@ class Brief:
     advice: Advice | None = None
 
     @property
-    def units(self) -> int:
-        """What the engine counts as batches in one epoch: several of the loader's as one under batch compensation."""
+    def steps(self) -> int:
+        """Steps in one epoch: batches of the loader, or of several of them joined."""
         return math.ceil(self.batches / self.method.joined)
 
 
-def updates_in(units: int, epochs: int, accumulate: int) -> int:
+def updates_in(steps: int, epochs: int, accumulate: int) -> int:
     """Updates of a whole run; what is left of an accumulation at the end makes one of its own.
 
-    >>> updates_in(units=5, epochs=2, accumulate=4)
+    >>> updates_in(steps=5, epochs=2, accumulate=4)
     3
     """
-    return math.ceil(units * epochs / accumulate)
+    return math.ceil(steps * epochs / accumulate)
 
 
 def loaders(config: Config) -> tuple[Loader, Loader]:
@@ -91,7 +91,7 @@ def model_options(config: Config, train: Loader) -> dict[str, Any]:
     return suited | config.model.options
 
 
-def prepare(config: Config, train: Loader | None = None, before: Mapping[str, Any] | None = None) -> Brief:
+def prepare(config: Config, train: Loader | None = None, before: Mapping[str, Any] | None = None) -> PreparedRun:
     """Read the data, build the model, measure it, cut it, and decide what was left open.
 
     Everything that can be wrong with the settings comes to light here, before any process is started.
@@ -121,7 +121,7 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
     # The plan shows its own note, and the advice has a place of its own.
     shown = {trial.plan.note, "" if trial.advice is None else trial.advice.warning}
     notes = tuple(dict.fromkeys(note for note in [*trial.notes, *remarks] if note not in shown))
-    return Brief(config, trial.method, trial.plan, options, len(loader), notes, advice)
+    return PreparedRun(config, trial.method, trial.plan, options, len(loader), notes, advice)
 
 
 def _given(config: Config, model: nn.Module, method: Method) -> Plan:
@@ -155,14 +155,14 @@ def _said() -> Iterator[list[str]]:
         log.removeFilter(keep)
 
 
-def make_run(brief: Brief, sample: tuple[Tree, Tree] | None = None, **changes: Any) -> Run:
-    """The run of a brief, on whatever ranks this process is one of; `changes` replace arguments of `parallelize`."""
-    config = brief.config
-    updates = updates_in(brief.units, config.run.epochs, brief.method.accumulate)
-    settings = {"plan": brief.plan, "lr_scheduler": config.lr_factory(updates), "sample": sample}
-    model = changes.pop("model", None) or build_model(config, brief.model_options)
-    method = changes.pop("method", brief.method)
-    with _said():  # what there is to say was said when the brief was made
+def make_run(prepared: PreparedRun, sample: tuple[Tree, Tree] | None = None, **changes: Any) -> Run:
+    """The run itself, on whatever ranks this process is one of; `changes` replace arguments of `parallelize`."""
+    config = prepared.config
+    updates = updates_in(prepared.steps, config.run.epochs, prepared.method.accumulate)
+    settings = {"plan": prepared.plan, "lr_scheduler": config.lr_factory(updates), "sample": sample}
+    model = changes.pop("model", None) or build_model(config, prepared.model_options)
+    method = changes.pop("method", prepared.method)
+    with _said():  # what there is to say was said when it was prepared
         return _parallelize(config, model, method, **{**settings, **changes})
 
 
