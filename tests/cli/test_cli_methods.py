@@ -70,7 +70,7 @@ def test_delay_without_care_is_warned_of(unlatch):
     assert "--set method.microbatches=4 --set optimizer.nesterov=true" in bad
     good = unlatch("methods", "fdg", "--stages", 4, "--microbatches", 4).stdout
     assert "likely" not in good
-    assert "\n    4  " in good
+    assert "\n            4  " in good
 
 
 def test_without_momentum(unlatch):

@@ -34,7 +34,7 @@ _LABEL = f"{BASELINE}, one process"
 def command(
     conf: Annotated[Path, typer.Argument(metavar="CONF.toml", help="Settings.")],
     methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")],
-    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     processes: Annotated[
         int | None, typer.Option(help="Local processes; default: the file's, else the stages.")
     ] = None,

@@ -36,7 +36,7 @@ def command(
         Path | None, typer.Argument(metavar="CONF.toml", help="Settings; a small built-in network if left out.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="Another method than the file's.")] = None,
-    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
     ] = None,

@@ -66,7 +66,7 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="What `unlatch plan` wrote: method, cut, one process per device in use."),
     ] = None,
-    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     processes: Annotated[int | None, typer.Option(help="Local processes that share the stages; 1 runs inline.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data, earlier ones included.")] = None,
     overrides: Annotated[

@@ -69,7 +69,7 @@ class Method(ABC):
 
     **Arguments:**
 
-    - `microbatches`: cut every batch into this many parts, with one update per batch. Total batch, gradient and
+    - `microbatches`: cut every batch into so many, with one update per batch. Total batch, gradient and
       learning rate stay what they were; delays counted in updates shrink. `"auto"` chooses by the method's rule.
     - `accumulate`: batches per update; their gradients are averaged.
     """

@@ -52,13 +52,13 @@ def standing_still(trial: Trial) -> Finding | str:
 
 
 def exact_method(trial: Trial) -> Finding | str:
-    """A method with a flush gives the gradient of the whole batch, although it works on parts of it."""
+    """A method with a flush gives the gradient of the whole batch, although it works on micro-batches."""
     if (reason := trial.method.inexact_at_rest) is not None:
         raise Inapplicable(reason)
     if trial.method.gradient != "exact":
         raise Inapplicable(f"{trial.method.name} applies late gradients by design; the other checks say how late")
     if trial.method.per_batch > 1 and (reason := _sees_the_batch(trial.model())):
-        raise Inapplicable(f"{reason}, so parts of a batch rightly give another gradient than the whole")
+        raise Inapplicable(f"{reason}, so micro-batches rightly give another gradient than the whole batch")
     batches = [(_double(x), _double(y)) for x, y in trial.batches()]
     model = trial.model(double=True)
     try:
@@ -74,7 +74,7 @@ def exact_method(trial: Trial) -> Finding | str:
             true = [p.grad if p.grad is not None else torch.zeros_like(p) for p in _trained(stage)]
             worst = max(worst, relative_difference(found[index][update], true))
     method = trial.method
-    said = f"{method.name} on {method.per_batch} part(s) of a batch against backpropagation on the whole, in float64"
+    said = f"{method.name} on {method.per_batch} micro-batch(es) against backpropagation on the whole batch, in float64"
     return _judge("exact gradient", said, worst, 1e-10)
 
 
@@ -137,5 +137,5 @@ def _sees_the_batch(model: nn.Module) -> str | None:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return "batch norm takes its statistics from the batch it sees"
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            return "dropout draws another mask for each part"
+            return "dropout draws another mask for each micro-batch"
     return None

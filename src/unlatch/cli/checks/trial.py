@@ -36,8 +36,8 @@ class Trial:
     @classmethod
     def of(cls, prepared: PreparedRun) -> Trial:
         """A small trial of a run."""
-        parts = prepared.method.per_batch
-        size = max(parts, min(prepared.config.data.batch_size, _SAMPLES * parts) // parts * parts)
+        micros = prepared.method.per_batch
+        size = max(micros, min(prepared.config.data.batch_size, _SAMPLES * micros) // micros * micros)
         filling = -(
             -max(prepared.method.schedule(prepared.config.run.stages).delay(0), 1) // prepared.method.per_update
         )
