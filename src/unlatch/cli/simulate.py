@@ -12,8 +12,7 @@ import typer
 from ..api.method_run import MethodRun, simulate_method
 from ..errors import ConfigError
 from ..report.sweep import SweepRow, draw_sweep, parse_counts, sweep, write_sweep
-from ..report.timeline import save_timeline
-from ..report.timeline_page import timeline_html
+from ..report.timeline import save_timeline, timeline_html
 from ..report.trace import write_trace
 from .console import emit_json, people
 from .costs import ArraySide, BatchSize, CostModel, CostsFile, CostSource, layer_costs

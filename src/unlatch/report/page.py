@@ -13,10 +13,11 @@ import jinja2
 from matplotlib.figure import Figure
 
 from .comparison import Row, comparison_table
-from .figures import costs, curves, timeline
+from .figures import costs, curves
 from .measures import measures_figure
 from .record import Record
 from .table import Table
+from .timeline import draw_timelines
 
 __all__ = ["Picture", "comparison_pictures", "render", "write_comparison"]
 
@@ -79,7 +80,7 @@ def comparison_pictures(groups: Mapping[str, Sequence[Record]], rows: Sequence[R
             "timeline",
             "The first steps",
             "What each stage did when, measured. White is idle: waiting for another stage or for data.",
-            timeline(first),
+            draw_timelines(first),
         ),
         Picture.of(
             "costs",
