@@ -16,9 +16,8 @@ from ..methods import Method, get
 from ..report.table import Table
 from ..schedule import buffers, gantt, streams, timetable
 from ..schedule.stability import Advice, stability_limit
-from .advice import flags_of
 from .catalogue import Option, catalogue, facts, options
-from .console import emit_json
+from .console import emit_json, flags_of
 
 __all__ = ["command"]
 

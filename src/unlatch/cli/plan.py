@@ -17,8 +17,18 @@ from ..methods.planner import Placement, Planner, PlanRequest
 from ..schedule.channel import FREE, Channel
 from ..schedule.simulator_stages import Machine
 from .console import emit_json, people
-from .costs import ArraySide, BatchSize, CostModel, CostsFile, CostSource, Layers, layer_costs
-from .machine import check_devices, machine_of, writable
+from .planning import (
+    ArraySide,
+    BatchSize,
+    CostModel,
+    CostsFile,
+    CostSource,
+    Layers,
+    check_devices,
+    layer_costs,
+    machine_of,
+    writable,
+)
 
 __all__ = ["command"]
 

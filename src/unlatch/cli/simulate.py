@@ -15,8 +15,17 @@ from ..report.sweep import SweepRow, draw_sweep, parse_counts, sweep, write_swee
 from ..report.timeline import save_timeline, timeline_html
 from ..report.trace import write_trace
 from .console import emit_json, people
-from .costs import ArraySide, BatchSize, CostModel, CostsFile, CostSource, layer_costs
-from .machine import check_devices, machine_of, writable
+from .planning import (
+    ArraySide,
+    BatchSize,
+    CostModel,
+    CostsFile,
+    CostSource,
+    check_devices,
+    layer_costs,
+    machine_of,
+    writable,
+)
 
 __all__ = ["command"]
 

@@ -20,9 +20,7 @@ from ..methods import get
 from ..report.stages import stage_table
 from ..runtime.launch import Ranks
 from ..schedule.stability import Advice
-from .advice import flags_of
-from .console import emit_json, people
-from .failures import INTERRUPTED, Reported
+from .console import INTERRUPTED, Reported, emit_json, flags_of, people
 from .prepare import PreparedRun, loaders, prepare
 from .ranks import agree, join_torchrun, rank, under_torchrun
 from .session import SessionOptions, train_session
