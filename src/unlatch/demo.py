@@ -18,6 +18,7 @@ from .cli.prepare import PreparedRun, loaders, prepare
 from .cli.session import SessionOptions, train_session
 from .config import Config, from_mapping
 from .io.run_folder import RunFolder
+from .methods import BASELINE
 from .report.comparison import comparison_table, rows_of
 from .report.page import write_comparison
 from .report.record import Record, read_run
@@ -26,7 +27,7 @@ from .runtime.launch import Ranks
 __all__ = ["main"]
 
 METHODS = ("bp", "1f1b", "pipedream", "fdg", "dtr", "dtrp")
-BASELINE = "bp, 1 process"
+BASELINE_LABEL = f"{BASELINE}, 1 process"
 PROCESSES = 2
 
 
@@ -59,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start = time.perf_counter()
     methods = chosen.methods.split(",")
     groups = _train_all(methods, chosen.seeds, chosen.epochs, chosen.out, start + chosen.seconds)
-    rows = rows_of(groups, BASELINE)
-    words = _introduction(len(groups[BASELINE]), chosen.epochs)
+    rows = rows_of(groups, BASELINE_LABEL)
+    words = _introduction(len(groups[BASELINE_LABEL]), chosen.epochs)
     page = chosen.out / "report.html"
     write_comparison(page, "Six ways to train one network", words, groups, rows, figures=chosen.out / "figures")
     print(f"\n{comparison_table(rows).text()}\n")
@@ -73,9 +74,9 @@ def _train_all(methods: Sequence[str], seeds: int, epochs: int, out: Path, deadl
     torch.set_num_threads(1)
     with Ranks(PROCESSES) as ranks:
         print(f"starting {PROCESSES} processes, measuring the network", flush=True)
-        data = loaders(settings("bp"))
+        data = loaders(settings(BASELINE))
         ranks.run(_ready)  # importing torch would disturb the measurements
-        runs = {BASELINE: prepare(settings("bp", 1, epochs), data[0])}
+        runs = {BASELINE_LABEL: prepare(settings(BASELINE, 1, epochs), data[0])}
         runs |= {method: prepare(settings(method, epochs=epochs), data[0]) for method in methods}
         groups: dict[str, list[Record]] = {label: [] for label in runs}
         longest = 0.0
