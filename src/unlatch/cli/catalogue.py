@@ -7,12 +7,12 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, get_args
 
 from ..errors import ConfigError
-from ..methods import Gradient, Method, get, names
+from ..methods import GradientKind, Method, get, names
 from ..methods.options import choices
 
 __all__ = ["Facts", "Option", "catalogue", "facts", "options"]
 
-_ORDER = get_args(Gradient)
+_ORDER = get_args(GradientKind)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Facts:
 
     name: str
     summary: str
-    gradient: Gradient
+    gradient: GradientKind
     microbatches: int
     gap: int
     staleness: float

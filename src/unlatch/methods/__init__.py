@@ -8,7 +8,7 @@ True
 from .auxnet import AuxNet
 from .auxvar import SPH, AuxVar
 from .backward_unlocked import DDG, FR
-from .base import BASELINE, ClosedForm, Delayed, Gradient, Method, get, names, register
+from .base import BASELINE, ClosedForm, Delayed, GradientKind, Method, get, names, register
 from .compose import Compose
 from .dtrp import DSP, DTR, DTRP
 from .fdg import ADL, FDG
@@ -41,7 +41,7 @@ __all__ = [
     "Compose",
     "Delayed",
     "GPipe",
-    "Gradient",
+    "GradientKind",
     "LayerPipe",
     "Local",
     "Method",

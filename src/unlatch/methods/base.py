@@ -21,10 +21,10 @@ from ..schedule.stability import auto_microbatches, version_gaps
 from .options import Whole, check_options
 from .planner import Planner
 
-__all__ = ["BASELINE", "ClosedForm", "Delayed", "Gradient", "Method", "get", "names", "register"]
+__all__ = ["BASELINE", "ClosedForm", "Delayed", "GradientKind", "Method", "get", "names", "register"]
 
 #: Of backpropagation; that of an older batch; that of a loss of the stage's own.
-Gradient = Literal["exact", "late", "local"]
+GradientKind = Literal["exact", "late", "local"]
 
 #: The method that the speed and accuracy of all others are measured against.
 BASELINE = "bp"
@@ -136,7 +136,7 @@ class Method(ABC):
     # ----------------------------------------------------- what it says about itself
 
     @property
-    def gradient(self) -> Gradient:
+    def gradient(self) -> GradientKind:
         """Whose gradient a stage applies."""
         return "exact" if self.schedule(1).flushes else "late"
 

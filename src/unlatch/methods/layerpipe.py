@@ -20,7 +20,7 @@ __all__ = ["LayerPipe"]
 @register
 @dataclass(frozen=True)
 class LayerPipe(Delayed):
-    """Gradient pipelining (Unnikrishnan and Parhi 2021, 2025), reconstructed from the published abstracts.
+    """GradientKind pipelining (Unnikrishnan and Parhi 2021, 2025), reconstructed from the published abstracts.
 
     **Arguments:**
 

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..rules.bundle import Rules
 from ..schedule import Schedule
 from ..schedule.concurrent import Concurrent
-from .base import Gradient, Method, register
+from .base import GradientKind, Method, register
 from .options import Positive, as_function
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory"]
@@ -38,7 +38,7 @@ class Local(Method):
         return 0
 
     @property
-    def gradient(self) -> Gradient:
+    def gradient(self) -> GradientKind:
         return "local"
 
     @property
