@@ -18,7 +18,7 @@ import unlatch
 from unlatch.methods import Delayed, register
 from unlatch.rules.activations import Input
 from unlatch.rules.bundle import Rules
-from unlatch.schedule import Rounds, Schedule, check, streams, timetable
+from unlatch.schedule import Schedule, check, rounds, streams, timetable
 
 
 @register
@@ -33,7 +33,7 @@ class Slow(Delayed):
     summary = "delay 3(K-k), inputs kept"
 
     def schedule(self, stages: int) -> Schedule:
-        return Rounds(stages, tuple(3 * (stages - 1 - s) for s in range(stages)))
+        return rounds([3 * (stages - 1 - s) for s in range(stages)])
 
     def rules(self) -> Rules:
         return self._rules(Input())

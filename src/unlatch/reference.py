@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -82,7 +82,7 @@ def recursion(
     stages: Sequence[nn.Module],
     micros: Sequence[tuple[Any, Any]],
     loss_fn: Callable[[Any, Any], Tensor],
-    sgd: SGD,
+    sgd: SGD | Sequence[SGD],
     forward_version: Callable[[int, int], int],
     *,
     per_update: int = 1,
@@ -91,13 +91,16 @@ def recursion(
     delays: Sequence[int] = (),
     predict: str = "none",
     gamma: float = 1.0,
+    scale: Callable[[int, int], float] = lambda stage, update: 1.0,
     beta: float = 1.0,
+    collected: Callable[[int, list[Tensor], int], list[Tensor]] = lambda stage, gradients, age: gradients,
     seed: int = 0,
 ) -> Trajectory:
     """Train on micro-batches in order.
 
     **Arguments:**
 
+    - `sgd`: the optimizer, or one for each stage.
     - `forward_version`: of (stage, micro-batch): how many updates the weights of its forward have seen.
     - `per_update`: micro-batches per update; their gradients are averaged.
     - `backward`: take gradients at the weights of the `"forward"`, at the `"current"` ones, or at an `"average"`
@@ -107,13 +110,19 @@ def recursion(
     - `delays`: per stage, the updates d that the decay of such an average, (d-1)/(d+1), is made for.
     - `predict`: weight predictor of the forward: `none`, `difference`, `linear`, `geometric`, `constant-gradient`.
     - `gamma`, `beta`: step-size factor per stage below the last, gradient factor per border crossed.
+    - `scale`: of (stage, update): a further factor on the step size.
+    - `collected`: of (stage, gradients of its weights for one micro-batch, their age in updates): what is added up.
     """
     count = len(stages)
     path = Trajectory([[{n: p.detach().clone() for n, p in s.named_parameters()}] for s in stages])
     velocities: list[list[dict[str, Tensor | None]]] = [[dict.fromkeys(w[0])] for w in path.weights]
     applied: list[list[Weights]] = [[] for _ in stages]
     sums: list[Weights] = [{} for _ in stages]
-    rates = [SGD(sgd.lr * gamma ** (count - 1 - k), sgd.momentum, sgd.nesterov, sgd.weight_decay) for k in range(count)]
+    optimizers = sgd if isinstance(sgd, Sequence) else [sgd] * count
+
+    def rate(k: int, update: int) -> SGD:
+        """The optimizer of a stage as it is at an update."""
+        return replace(optimizers[k], lr=optimizers[k].lr * gamma ** (count - 1 - k) * scale(k, update))
 
     def seen(k: int, version: int, steps: int) -> Weights:
         """Weights of a forward: a version, or its prediction `steps` updates ahead."""
@@ -121,7 +130,7 @@ def recursion(
         if predict == "none" or steps == 0 or version == 0:
             return w
         before, v, g = path.weights[k][version - 1], velocities[k][version], applied[k][version - 1]
-        return {n: rates[k].predict(predict, w[n], before[n], v[n], g[n], steps) for n in w}
+        return {n: rate(k, version).predict(predict, w[n], before[n], v[n], g[n], steps) for n in w}
 
     def taken_at(k: int, version: int, now: int) -> Weights:
         """Weights of a backward whose forward saw those of `version`, if not the same."""
@@ -161,13 +170,13 @@ def recursion(
             wanted = [*w.values(), *([h] if k > 0 else [])]
             found = torch.autograd.grad(out, wanted, cotangent, allow_unused=True)
             cotangent = found[-1] if k > 0 else None
-            for n, g in zip(w, found, strict=False):
-                g = torch.zeros_like(w[n]) if g is None else g
+            raw = [torch.zeros_like(t) if g is None else g for t, g in zip(w.values(), found, strict=False)]
+            for n, g in zip(w, collected(k, raw, now - seen_versions[k]), strict=True):
                 sums[k][n] = sums[k][n] + g if n in sums[k] else g
         if (i + 1) % per_update == 0:
             for k in range(count):
                 w, v = path.weights[k][-1], velocities[k][-1]
-                stepped = {n: rates[k].step(w[n], v[n], g) for n, g in sums[k].items()}
+                stepped = {n: rate(k, now).step(w[n], v[n], g) for n, g in sums[k].items()}
                 path.weights[k].append({n: new for n, (new, _) in stepped.items()})
                 velocities[k].append({n: new for n, (_, new) in stepped.items()})
                 applied[k].append(sums[k])

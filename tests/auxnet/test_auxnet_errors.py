@@ -277,5 +277,6 @@ def test_failures_name_stage_and_batch():
         sample=(x, y),
     )
     run.step(x, y)
-    with pytest.raises(unlatch.errors.StageFailed, match=r"stage 1 failed in the aux forward of batch 1.*out of luck"):
+    where = r"stage 1 failed in the auxiliary work P \(predict\) of batch 1: ValueError: out of luck"
+    with pytest.raises(unlatch.errors.StageFailed, match=where):
         run.step(x, y)

@@ -198,7 +198,7 @@ def test_split_rounds_are_valid_schedules(stages, g, groups):
 def test_split_rounds_refuse_what_they_cannot_do():
     with pytest.raises(ScheduleError, match="no earlier than the input gradient, got split=-1"):
         rounds((0,), split=-1)
-    with pytest.raises(ScheduleError, match="needs its forward first .* backward_first=True"):
+    with pytest.raises(ScheduleError, match=r"needs its forward first .* backward_first=True"):
         rounds((2, 0), split=0, backward_first=True)
     with pytest.raises(ScheduleError, match="strictly falling"):
         rounds((0, 2), split=0)

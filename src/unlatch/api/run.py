@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ..runtime.events import Event
 from ..runtime.health import Health
 from ..runtime.recalibration import recalibrating
 from ..runtime.stage import StageOptions
+from ..runtime.station import Station
 from ..runtime.transport import Link
 from ..runtime.world import World
 from ..schedule import Schedule
@@ -283,6 +285,11 @@ class Run:
         return self._engine.schedule
 
     @property
+    def stations(self) -> Mapping[int, Station]:
+        """What works in this process, by number: its stages, with whatever the method gave them beside."""
+        return MappingProxyType(self._engine.stations)
+
+    @property
     def events(self) -> list[Event]:
         """What the stages of this process did, newest last."""
         return list(self._engine.recorder.events)
@@ -311,6 +318,17 @@ class Run:
         return GradientProbe(self._engine, at=at, every=every, on_found=on_found)
 
     # ------------------------------------------------------------- checkpoint
+
+    def state(self) -> dict[str, Any]:
+        """Copies of everything that this process has under way, as a tree of tensors and plain values.
+
+        A run that is built alike and takes it over with `restore` goes on bit for bit as this one does.
+        """
+        return self._engine.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where the run was whose `state` this is; nothing may be under way here."""
+        self._engine.load(state)
 
     def save(self, path: str | Path) -> None:
         """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch."""

@@ -14,8 +14,8 @@ from ..errors import ConfigError
 from ..io.metrics import read
 from ..methods import Method
 from ..methods.auxnet import BorderMethod
-from ..methods.auxnet.statistics import LocalStatistics, layer_parallel_times
 from ..methods.local import Local
+from ..methods.local.statistics import LocalStatistics, layer_parallel_times
 from ..report.borders import border_figure, border_metrics, borders_of
 
 __all__ = ["BorderLog", "TimedLoader", "builds_data", "with_own_probe"]

@@ -18,6 +18,7 @@ __all__ = [
     "Structure",
     "Tree",
     "batch_size",
+    "copied",
     "flatten",
     "leaves",
     "map_tensors",
@@ -134,6 +135,26 @@ def _collect(tree: Tree, found: list[Tensor]) -> None:
     elif isinstance(tree, dict):
         for child in tree.values():
             _collect(child, found)
+
+
+def copied(tree: Tree) -> Tree:
+    """The same with a detached copy of every tensor; tensors that were the same part of one memory still are.
+
+    >>> import torch
+    >>> x = torch.zeros(2)
+    >>> one, other = copied((x, x))
+    >>> one is x, one is other
+    (False, True)
+    """
+    known: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(t: Tensor) -> Tensor:
+        key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
+        if t.numel() == 0 or key not in known:
+            known[key] = t.detach().clone()
+        return known[key]
+
+    return map_tensors(copy, tree)
 
 
 def tree_bytes(tree: Tree) -> int:

@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..methods.auxnet.statistics import LocalStatistics
+from ..methods.local.statistics import LocalStatistics
 
 __all__ = ["Borders", "border_figure", "border_metrics", "borders_of"]
 
@@ -32,7 +32,7 @@ _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 def border_metrics(measured: Sequence[LocalStatistics], after: int = -1) -> list[dict[str, float]]:
     """One row of numbers per update after `after` at which something was measured, oldest first.
 
-    >>> from unlatch.methods.auxnet.records import BorderRecord
+    >>> from unlatch.methods.local.statistics import BorderRecord
     >>> stage = LocalStatistics(1, records=[BorderRecord(10, 0.5, 1.0, 0.0, 0.1)], cosines=[(10, 0.9, 1.0)])
     >>> border_metrics([stage])[0]["border1/violation"], border_metrics([stage], after=10)
     (0.5, [])

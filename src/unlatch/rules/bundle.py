@@ -55,5 +55,7 @@ class Rules:
         return self.activation.keeps_graph and self.backward.taken_at != "forward"
 
     def weight_copies(self, late: int) -> int:
-        """Copies of the weights besides the current one, where up to `late` updates come before a backward."""
-        return self.backward.copies(self.forward.crossed(late)) + self.forward.copies if late else 0
+        """Tensors of the size of the weights besides these, where up to `late` updates come before a backward."""
+        if late == 0:
+            return 0
+        return self.backward.copies(self.forward.crossed(late)) + self.forward.copies + self.gradient.copies

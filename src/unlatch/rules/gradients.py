@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
@@ -42,6 +42,14 @@ class GradientView:
 class Gradient:
     """Where the gradient of a stage comes from and what is done to it; `at` makes it for one stage."""
 
+    #: Tensors of the size of the weights that it takes.
+    copies: ClassVar[int] = 0
+
+    @property
+    def border_factor(self) -> float | None:
+        """What multiplies a gradient at every border; `None` if that is not all that happens to it."""
+        return None
+
     def at(self, params: Sequence[Tensor], place: StagePlace) -> GradientView:
         """The view of one stage."""
         return GradientView()
@@ -51,12 +59,20 @@ class Gradient:
 class FromAbove(Gradient):
     """As the stage above sends it."""
 
+    @property
+    def border_factor(self) -> float:
+        return 1.0
+
 
 @dataclass(frozen=True)
 class Shrunk(Gradient):
     """Multiplied by `factor` at every border that it crosses."""
 
     factor: float = 1.0
+
+    @property
+    def border_factor(self) -> float:
+        return self.factor
 
     def at(self, params: Sequence[Tensor], place: StagePlace) -> GradientView:
         return _Shrinking(self.factor) if self.factor != 1.0 else GradientView()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import TransportError, UnlatchError
@@ -54,16 +54,12 @@ class Mail:
 
     **Arguments:**
 
-    - `stages`: the stages that live here; `forward_to` is called with messages for any other.
-    - `capacity`: messages a box may hold unless `allow` says otherwise. The schedule bounds them, so more means that a
-      peer broke it.
+    - `stages`: the stages that live here.
+    - `forward_to`: called with messages for any other.
     """
 
-    def __init__(
-        self, stages: Container[int], capacity: int = 1 << 30, forward_to: Callable[[Message], None] | None = None
-    ) -> None:
+    def __init__(self, stages: Container[int], forward_to: Callable[[Message], None] | None = None) -> None:
         self.stages = stages
-        self.capacity = capacity
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
         # Each message with its bytes, as far as they count.
@@ -75,7 +71,7 @@ class Mail:
         self.waiting = Waiting()
 
     def allow(self, room: Mapping[tuple[str, int], int]) -> None:
-        """Hold as many messages of each name, for each station, as a schedule needs."""
+        """Hold at most so many messages of each name, for each station; more mean that a peer broke its schedule."""
         self._room.update(room)
 
     def send(self, message: Message) -> None:
@@ -92,8 +88,8 @@ class Mail:
         nbytes = 0 if message.kind in _UNWEIGHED else tree_bytes(message.payload)
         with self._arrival:
             box = self._boxes.setdefault((message.kind, message.stage), deque())
-            room = self._room.get((message.kind, message.stage), self.capacity)
-            if len(box) >= room:
+            room = self._room.get((message.kind, message.stage))
+            if room is not None and len(box) >= room:
                 raise TransportError(
                     f"{len(box)} {message.kind} messages wait for stage {message.stage}, where the schedule allows "
                     f"{room}: the sender runs ahead of its schedule"
@@ -126,6 +122,22 @@ class Mail:
             _, nbytes = self._boxes[kind, stage].popleft()
             self.waiting.change(stage, -nbytes)
         return message
+
+    def state(self) -> list[dict[str, Any]]:
+        """All messages that wait here, in the order of their boxes."""
+        with self._arrival:
+            waiting = [message for box in self._boxes.values() for message, _ in box]
+        return [
+            {f.name: getattr(m, f.name) for f in fields(m)} | {"micro": asdict(m.micro) if m.micro else None}
+            for m in waiting
+        ]
+
+    def load(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Put messages that `state` listed into empty boxes."""
+        self._boxes.clear()
+        for saved in state:
+            micro = saved["micro"]
+            self.post(Message(**{**saved, "micro": Micro(**micro) if micro is not None else None}))
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
         """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""

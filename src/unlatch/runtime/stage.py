@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss, ShapeMismatch
-from ..nn.chain import StageChain
+from ..nn.chain import name_in_model
 from ..nn.randomness import replayable
 from ..nn.statistics import frozen_statistics
-from ..nn.tree import Tree, flatten, map_tensors, unflatten
+from ..nn.tree import Tree, copied, flatten, map_tensors, unflatten
 from ..rules.activations import Returned
 from ..rules.bundle import Rules
 from ..rules.gradients import Gradients
@@ -79,7 +79,7 @@ class Stage(Measured):
         self.hands_down_input = hands_down_input
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.params = [p for _, p in named]
-        place = StagePlace(index, stages, delay, tuple(_name_in_chain(module, name) for name, _ in named))
+        place = StagePlace(index, stages, delay, tuple(name_in_model(module, name) for name, _ in named))
         self.updater = Updater(
             self.params,
             rules.update,
@@ -271,7 +271,7 @@ class Stage(Measured):
         micro-batch, which its random numbers follow from. Buffers that a forward depends on, other than batch norm's,
         are taken as they are at the end.
         """
-        found: dict[str, Any] = _copied(
+        found: dict[str, Any] = copied(
             {
                 "module": dict(self.module.state_dict()),
                 "updater": self.updater.state(),
@@ -287,7 +287,7 @@ class Stage(Measured):
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue where the stage was whose `state` this is; it was made from the same arguments."""
-        state = _copied(state)
+        state = copied(state)
         self.module.load_state_dict(state["module"])
         self.updater.load(state["updater"])
         self.gradient_view.load(state["gradient"])
@@ -300,24 +300,3 @@ class Stage(Measured):
             self._kept[kept.micro.id] = kept
         self._batches, self.seen, self.loss = state["batches"], state["seen"], state["loss"]
         self.load_measured(state["measured"])
-
-
-def _name_in_chain(module: nn.Module, name: str) -> str:
-    """The name that a parameter has in the whole model, as far as its blocks are named by it."""
-    if not isinstance(module, StageChain):
-        return name
-    _, number, rest = name.split(".", 2)
-    return f"{module.names[int(number)]}.{rest}"
-
-
-def _copied(tree: Tree) -> Any:
-    """A copy of its own of every tensor; what shared memory as a whole still does."""
-    known: dict[tuple[Any, ...], Tensor] = {}
-
-    def copy(t: Tensor) -> Tensor:
-        key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
-        if t.numel() == 0 or key not in known:
-            known[key] = t.detach().clone()
-        return known[key]
-
-    return map_tensors(copy, tree)

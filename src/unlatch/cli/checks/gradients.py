@@ -35,8 +35,8 @@ class _Tap(torch.optim.SGD):
 def standing_still(trial: Trial) -> Finding | str:
     """With a learning rate of 0 every stage's gradient is backpropagation's, however late it comes."""
     _refuse_local(trial)
-    if getattr(trial.method, "beta", 1.0) != 1.0:
-        raise Inapplicable("beta shrinks gradients on their way down, so they differ from backpropagation's on purpose")
+    if trial.method.rules().gradient.border_factor != 1.0:
+        raise Inapplicable("gradients are scaled on their way, so they differ from backpropagation's on purpose")
     batches = trial.batches()
     found = _tapped(trial, batches)
     model = trial.model()

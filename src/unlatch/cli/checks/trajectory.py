@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...reference import SGD, recursion
+from ...rules.updates import StagePlace
 from .finding import Finding, Inapplicable
 from .trial import Batch, Trial, relative_difference
 
@@ -46,6 +47,11 @@ def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[d
     method, per_update = trial.method, trial.parts * trial.method.accumulate
     stages = trial.stages(trial.model(double=True))
     gaps, rules = method.gaps(len(stages)), method.rules()
+    delays = [math.ceil(updates) for updates in method.staleness(len(stages))]
+    places = [StagePlace(stage, len(stages), delay) for stage, delay in enumerate(delays)]
+    factor = rules.gradient.border_factor
+    if factor is None:
+        raise Inapplicable("the recursion knows gradients that are multiplied by a constant at every border, no others")
 
     def forward_version(stage: int, micro: int) -> int:
         return rules.forward.version(max(0, micro - gaps[stage]) // per_update, micro // per_update)
@@ -60,10 +66,12 @@ def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[d
             per_update=per_update,
             backward=rules.backward.taken_at,
             mixed=rules.mixes,
-            delays=[math.ceil(updates) for updates in method.staleness(len(stages))],
+            delays=delays,
             predict=predict,
-            gamma=getattr(method, "gamma", 1.0),
-            beta=getattr(method, "beta", 1.0),
+            scale=lambda stage, update: (
+                rules.update.scale(places[stage]) * rules.update.scale_at(places[stage], update)
+            ),
+            beta=factor,
             seed=trial.config.run.seed,
         )
     except (AttributeError, TypeError) as error:

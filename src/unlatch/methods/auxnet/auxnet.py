@@ -15,7 +15,6 @@ from ...nn.chain_check import ties
 from ...nn.tree import Tree
 from ...plan import BlockCost
 from ...plan.auxnet_partition import auxnet_split
-from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ..base import register
@@ -155,11 +154,9 @@ class AuxNet(BorderMethod):
         return self.aux_steps if self.correction == "explicit" else 0
 
     def _stations(
-        self, blueprint: Blueprint, stages: Mapping[int, Stage], probe: GradientProbe | None
+        self, networks: Networks, stages: Mapping[int, Stage], probe: GradientProbe | None
     ) -> dict[int, Station]:
-        networks = Networks(self.name, blueprint)
-        if self.border_norm:
-            networks.warn_of_single_vectors()
+        blueprint = networks.blueprint
 
         def source(stage: Stage) -> Source | None:
             if stage.first:

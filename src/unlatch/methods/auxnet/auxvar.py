@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import ConfigError
-from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ..base import register
 from ..checks import check_whole
+from ..local.networks import Networks
 from .border import BorderMethod
 from .mismatch import BorderRule
 from .probe import GradientProbe
@@ -52,12 +52,12 @@ class AuxVar(BorderMethod):
             )
 
     def _stations(
-        self, blueprint: Blueprint, stages: Mapping[int, Stage], probe: GradientProbe | None
+        self, networks: Networks, stages: Mapping[int, Stage], probe: GradientProbe | None
     ) -> dict[int, Station]:
         def station(stage: Stage) -> Station:
             roster = Roster(self.capacity)
             source = None if stage.first else TableSource(self, stage.index, roster)
-            return TableStation(stage, self, source, roster, probe, alone=blueprint.alone)
+            return TableStation(stage, self, source, roster, probe, alone=networks.blueprint.alone)
 
         return {index: station(stage) for index, stage in stages.items()}
 

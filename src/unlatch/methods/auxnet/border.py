@@ -15,6 +15,7 @@ from ...runtime.station import Station
 from ...schedule import Schedule
 from ..checks import check_flag, check_whole
 from ..local import Local
+from ..local.networks import Networks
 from .mismatch import BorderRule
 from .probe import GradientProbe
 from .schedule import Borders, border_schedule
@@ -155,11 +156,14 @@ class BorderMethod(Local):
                     f"{self.name}: probe compares with backpropagation and needs the whole network in one process"
                 )
             probe = GradientProbe(stages)
-        return self._stations(blueprint, stages, probe)
+        networks = Networks(self.name, blueprint)
+        if self.border_norm:
+            networks.warn_of_single_vectors()
+        return self._stations(networks, stages, probe)
 
     @abstractmethod
     def _stations(
-        self, blueprint: Blueprint, stages: Mapping[int, Stage], probe: GradientProbe | None
+        self, networks: Networks, stages: Mapping[int, Stage], probe: GradientProbe | None
     ) -> dict[int, Station]:
         """The stations of these stages."""
 

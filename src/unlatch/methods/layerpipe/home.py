@@ -6,7 +6,7 @@ What is computed elsewhere comes back as gradients of the weights; what is neede
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,6 +106,14 @@ class Home(Stage):
         values = [t.clone() if t.data_ptr() == p.data_ptr() else t for t, p in zip(shown, self.params, strict=True)]
         self._used(micro)
         return values
+
+    def uses_state(self) -> dict[str, Any]:
+        """Which uses of what is kept are still to come."""
+        return {"uses_left": self._uses_left, "awaited": sorted(self._awaited)}
+
+    def load_uses(self, state: Mapping[str, Any]) -> None:
+        """Take over what `uses_state` returned."""
+        self._uses_left, self._awaited = dict(state["uses_left"]), set(state["awaited"])
 
     def _enter(self, micro: Micro, kept: Kept) -> None:
         """Begin to count the uses of what is kept."""
@@ -215,6 +223,13 @@ class LinearHome(Home):
 
     def _seen_by_backward(self, micro: Micro) -> list[Tensor]:
         return self.backward_view.weights(self._kept[micro.id], self.version)
+
+    def uses_state(self) -> dict[str, Any]:
+        return {**super().uses_state(), "shapes": self.shapes}
+
+    def load_uses(self, state: Mapping[str, Any]) -> None:
+        super().load_uses(state)
+        self.shapes = dict(state["shapes"])
 
     def _clear(self, micro: Micro) -> None:
         super()._clear(micro)
