@@ -229,7 +229,7 @@ def _connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         microbatches=blueprint.microbatches,
         accumulate=blueprint.accumulate,
         mean_loss=blueprint.mean_loss,
-        fed=method.feeds_every_rank(),
+        fed=method.reads_on_every_rank,
     )
     health = None
     if world.group is not None:
@@ -249,7 +249,7 @@ def _connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         world,
         list(links.values()),
         health,
-        Compensation(method.joined_batches),
+        Compensation(method.joined),
     )
 
 

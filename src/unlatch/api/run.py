@@ -104,7 +104,7 @@ class Run:
         #: Passes over the data that are complete.
         self.epochs = 0
         #: Samples fed in the pass that `stop` cut short; 0 between passes.
-        self.inside = 0
+        self.samples_into_epoch = 0
         self.notes: list[str] = []
 
     # --------------------------------------------------------------- training
@@ -154,8 +154,8 @@ class Run:
         - `on_step`, `on_epoch`: called with each `StepResult` and `Epoch`.
         - `stop`: asked on the leading rank before every batch that begins an update: never inside of an accumulation
           or of batches that are processed as one. Once it says yes, nothing further is fed. The pass under way is then
-          neither evaluated nor counted; `inside` says how far it came. The loader may have been asked for one batch
-          more than that.
+          neither evaluated nor counted; `samples_into_epoch` says how far it came. The loader may have been asked for
+          one batch more than that.
 
         **Returns:** the epochs that were completed: fewer than asked for if `stop` said so.
         """
@@ -170,7 +170,7 @@ class Run:
                 return history
             found = self.evaluate(eval_loader) if self._evaluates(eval_loader) else {}
             epoch = Epoch(self.epochs, done.mean_loss, done.samples, done.samples / done.seconds, found)
-            self.epochs, self.inside = self.epochs + 1, 0
+            self.epochs, self.samples_into_epoch = self.epochs + 1, 0
             history.append(epoch)
             if on_epoch is not None:
                 on_epoch(epoch)
@@ -185,7 +185,7 @@ class Run:
             total.add(finished)
             on_step(self._result(finished))
         # Only the leader has seen why the data ended.
-        total.stopped, self.inside = self._world.broadcast((total.stopped, self.inside))
+        total.stopped, self.samples_into_epoch = self._world.broadcast((total.stopped, self.samples_into_epoch))
         if total.outlived and not total.stopped:
             raise DataError(
                 f"the loader of stage {self._engine.lowest} goes on after {self._engine.batches} batches, where that "
@@ -217,7 +217,7 @@ class Run:
             if engine.holds_first and collect.is_empty and engine.between_updates and stop():
                 total.stopped = True
                 break
-            self.inside += batch_size(batch[0])
+            self.samples_into_epoch += batch_size(batch[0])
             unit = collect.add(*batch)
             if unit is not None:
                 finished = engine.step(*unit)
@@ -336,7 +336,7 @@ class Run:
         self._engine.recorder.pause()
         loop = {
             "epochs": self.epochs,
-            "inside": self.inside,
+            "samples_into_epoch": self.samples_into_epoch,
             "method": repr(self.method),
             "split": self.plan.split,
             "joined": self._compensation.count,
@@ -350,7 +350,7 @@ class Run:
             Path(path), self._engine, self._names, self._world, self.plan.starts, optimizer=optimizer
         )
         if optimizer:
-            self.epochs, self.inside = int(loop.get("epochs", 0)), int(loop.get("inside", 0))
+            self.epochs, self.samples_into_epoch = int(loop.get("epochs", 0)), int(loop.get("samples_into_epoch", 0))
 
     # ------------------------------------------------------------------- end
 

@@ -8,7 +8,7 @@ True
 from .asyncpp import AsyncPP
 from .auxnet import SPH, AuxNet, AuxVar
 from .backward_unlocked import DDG, FR
-from .base import Delayed, Method, get, names, register
+from .base import BASELINE, ClosedForm, Delayed, GradientKind, Method, get, names, register
 from .cgad import CGAD
 from .compose import Compose
 from .dtrp import DSP, DTR, DTRP
@@ -24,6 +24,7 @@ from .xpipe import XPipe
 
 __all__ = [
     "ADL",
+    "BASELINE",
     "BP",
     "CGAD",
     "DDG",
@@ -42,9 +43,11 @@ __all__ = [
     "AsyncPP",
     "AuxNet",
     "AuxVar",
+    "ClosedForm",
     "Compose",
     "Delayed",
     "GPipe",
+    "GradientKind",
     "LayerPipe",
     "Local",
     "Method",

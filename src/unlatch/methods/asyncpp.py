@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ..errors import ConfigError
 from ..rules.activations import Graph
 from ..rules.bundle import Rules
 from ..rules.updates import StagePlace, UpdateRule
 from ..rules.weights import Stash
 from ..schedule import Schedule, one_f_one_b_async
 from .base import Delayed, register
-from .checks import check_whole
+from .options import AtLeast
 
 __all__ = ["AsyncPP"]
 
@@ -37,16 +36,10 @@ class AsyncPP(Delayed):
     """
 
     momentum: Literal["versions", "given"] = "versions"
-    discount_updates: int = 0
+    discount_updates: Annotated[int, AtLeast(0)] = 0
 
     name = "asyncpp"
     summary = "pipedream whose momentum and step size follow the delay; for NAdam"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.momentum not in ("versions", "given"):
-            raise ConfigError(f'asyncpp: momentum must be "versions" or "given", got {self.momentum!r}')
-        check_whole("asyncpp: discount_updates", self.discount_updates, 0)
 
     def schedule(self, stages: int) -> Schedule:
         return one_f_one_b_async(stages)

@@ -49,7 +49,7 @@ class ADL(FDG):
     average: bool = True
 
     name = "adl"
-    summary = "fdg with at least two parts per update"
+    summary = "fdg with at least two micro-batches per update"
 
     def rules(self) -> Rules:
         rules = super().rules()

@@ -10,6 +10,7 @@ from ..rules.bundle import Rules
 from ..rules.weights import Lagging, Stash
 from ..schedule import Schedule, one_f_one_b_async
 from .base import Delayed, register
+from .pipedream_planner import PipeDreamPlanner
 
 __all__ = ["PipeDream", "PipeDream2BW"]
 
@@ -25,6 +26,7 @@ class PipeDream(Delayed):
 
     name = "pipedream"
     summary = "1F1B without flush, weights stashed"
+    planner = PipeDreamPlanner()
 
     def schedule(self, stages: int) -> Schedule:
         return one_f_one_b_async(stages)

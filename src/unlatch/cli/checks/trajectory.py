@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
+from ...methods import ClosedForm
 from ...reference import SGD, recursion
-from ...rules.updates import StagePlace
 from .finding import Finding, Inapplicable
 from .trial import Batch, Trial, relative_difference
 
 __all__ = ["definition"]
 
-_PREDICTORS = ("none", "difference", "linear", "geometric", "constant-gradient")
-
 
 def definition(trial: Trial) -> Finding | str:
     """A delayed method under SGD follows its recursion, in double precision."""
-    sgd, predict = _sgd(trial), _predictor(trial)
+    form = trial.method.closed_form(trial.config.run.stages)
+    if isinstance(form, str):
+        raise Inapplicable(form)
+    sgd = _sgd(trial)
     batches = [(_double(x), _double(y)) for x, y in trial.batches()]
     model = trial.model(double=True)
     _refuse_frozen(model)
@@ -28,7 +27,7 @@ def definition(trial: Trial) -> Finding | str:
             model(batches[0][0])
     except Exception as error:
         raise Inapplicable(f"the model does not run in double precision ({type(error).__name__}: {error})") from error
-    truth = _truth(trial, batches, sgd, predict)
+    truth = _truth(trial, batches, sgd, form)
     model = trial.model(double=True)
     trial.train(batches, model=model, precision="fp32", lr_scheduler=None, clip_grad_norm=None, distributed=False)
     worst = max(
@@ -43,35 +42,21 @@ def definition(trial: Trial) -> Finding | str:
     return f"{said}: the same weights {how}"
 
 
-def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[dict[str, Tensor]]:
-    method, per_update = trial.method, trial.parts * trial.method.accumulate
-    stages = trial.stages(trial.model(double=True))
-    gaps, rules = method.gaps(len(stages)), method.rules()
-    delays = [math.ceil(updates) for updates in method.staleness(len(stages))]
-    places = [StagePlace(stage, len(stages), delay) for stage, delay in enumerate(delays)]
-    factor = rules.gradient.border_factor
-    if factor is None:
-        raise Inapplicable("the recursion knows gradients that are multiplied by a constant at every border, no others")
-
-    def forward_version(stage: int, micro: int) -> int:
-        return rules.forward.version(max(0, micro - gaps[stage]) // per_update, micro // per_update)
-
+def _truth(trial: Trial, batches: list[Batch], sgd: SGD, form: ClosedForm) -> list[dict[str, Tensor]]:
     try:
         path = recursion(
-            stages,
+            trial.stages(trial.model(double=True)),
             trial.micros(batches),
             trial.config.loss_fn(),
             sgd,
-            forward_version,
-            per_update=per_update,
-            backward=rules.backward.taken_at,
-            mixed=rules.mixes,
-            delays=delays,
-            predict=predict,
-            scale=lambda stage, update: (
-                rules.update.scale(places[stage]) * rules.update.scale_at(places[stage], update)
-            ),
-            beta=factor,
+            form.forward_version,
+            per_update=form.per_update,
+            backward=form.backward,
+            mixed=form.mixed,
+            delays=form.delays,
+            predict=form.predict,
+            scale=form.scale,
+            beta=form.beta,
             seed=trial.config.run.seed,
         )
     except (AttributeError, TypeError) as error:
@@ -80,25 +65,11 @@ def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[d
 
 
 def _sgd(trial: Trial) -> SGD:
-    method = trial.method
-    if method.schedule(trial.config.run.stages).flushes:
-        raise Inapplicable(f"{method.name} has no delay")
     settings = trial.config.optimizer_factory()
     known = {"lr", "momentum", "nesterov", "weight_decay"}
     if settings.name != "SGD" or set(settings.options) - known:
         raise Inapplicable(f"the recursion is written out for plain SGD, and the optimizer is {settings.name}")
-    if not method.rules().update.averages:
-        raise Inapplicable("gradients of several batches are added up here, and the recursion averages them")
     return SGD(**settings.options)
-
-
-def _predictor(trial: Trial) -> str:
-    rules, choice = trial.method.rules(), getattr(trial.method, "predict", "none")
-    if rules.activation.inverts:
-        raise Inapplicable("reversible stages reconstruct their inputs, which is approximate by design")
-    if not isinstance(choice, str) or choice not in _PREDICTORS:
-        raise Inapplicable(f"the recursion has no predictor {choice!r}")
-    return choice
 
 
 def _refuse_frozen(model: nn.Module) -> None:
