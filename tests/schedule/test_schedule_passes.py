@@ -360,7 +360,7 @@ def test_every_schedule_has_a_closed_form():
         def delay(self, stage): ...
         depth = 0
 
-    with pytest.raises(TypeError, match="abstract method '?finished"):
+    with pytest.raises(TypeError, match=r"abstract method '?finished"):
         Foreign()
 
 
