@@ -113,6 +113,8 @@ class Engine:
         self._followers = _followers(schedule, self.devices, self.devices[self.lowest])
         self._micros: dict[int, Micro] = {}
         self._own: dict[int, Micro] = {}
+        # The newest that is through: whether it ends an update tells if one is left over.
+        self._last: Micro | None = None
         self._origin = self._fed = self._done = 0
         self._update = self._in_update = 0
         self._losses: dict[int, float] = {}
@@ -199,7 +201,8 @@ class Engine:
             for number, micro in self.schedule.drain(self._fed)
             if self.schedule.flushes or micro + entries[number].offset >= begun
         )
-        last = self._micros.get(self._fed - 1)
+        finished = self._collect(self._fed)
+        last, self._last = self._last, None
         if last is not None and not last.ends:
             last = replace(last, ends=True)
             for task in self._tasks:
@@ -207,7 +210,6 @@ class Engine:
                     self._perform(task, last)
         if self._in_update:
             self._update, self._in_update = self._update + 1, 0
-        finished = self._collect(self._fed)
         self._restart()
         return finished
 
@@ -302,7 +304,7 @@ class Engine:
         """Report the batches whose last part is now through everywhere, the same ones in every process."""
         finished = []
         for number in range(self._done, done):
-            micro = self._micros.pop(number)
+            micro = self._last = self._micros.pop(number)
             self._batch_loss += micro.scale * self._losses.pop(micro.id)
             self._batch_samples += micro.size
             behind = self.recorder.behind(micro.id)
