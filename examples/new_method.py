@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import unlatch
 from unlatch.methods import Delayed, register
+from unlatch.rules.activations import Input
 from unlatch.rules.bundle import Rules
 from unlatch.schedule import Schedule, check, rounds, streams, timetable
 
@@ -35,7 +36,7 @@ class Slow(Delayed):
         return rounds([3 * (stages - 1 - s) for s in range(stages)])
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())
 
 
 def main() -> None:

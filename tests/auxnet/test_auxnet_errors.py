@@ -41,7 +41,7 @@ X, Y = images([12])[0]
         ({"depth": 0}, "depth must be a whole number, at least 1"),
         ({"data": "guess"}, "data must be one of send, build"),
         ({"ablation": "everything"}, "ablation must be one of"),
-        ({"units": "median"}, 'units must be "mean" or "sum"'),
+        ({"units": "median"}, "units must be one of mean, sum"),
         ({"beta": float("inf")}, "beta must be finite and above 0, got inf"),
         ({"serial_from": -3}, "serial_from must be a whole number, at least 0, got -3"),
         ({"serial_from": "half"}, "serial_from must be a whole number"),

@@ -33,8 +33,8 @@ VARIANTS = {
     "shared": {"shared": True},
     "steps": {"stage_steps": 2},
     "mixed": {"true_share": ((0, 0.0), (3, 0.8))},
-    "serial": {"warmup": 1, "serial_every": 3},
-    "serial replay": {"form": "lagrangian", "warmup": 1, "serial_from": 3},
+    "serial": {"serial_first": 1, "serial_every": 3},
+    "serial replay": {"form": "lagrangian", "serial_first": 1, "serial_from": 3},
     "echo": {"form": "lagrangian", "echo": ((0, 0.5), (4, 1.0))},
     "ramp": {"beta": ((0, 1.0), (4, 3.0))},
 }

@@ -60,7 +60,7 @@ def test_oracle_03_queues_give_the_recursion(stages, predict):
         mse_loss,
         sgd,
         lambda k, i: max(0, i - max(0, 2 * (stages - 1 - k) - 1)),
-        recompute=True,
+        backward="current",
         predict=predict,
     )
     run = build(DTRP(microbatches=1, predict=predict), stages, Optimizers(torch.optim.SGD, **MOMENTUM), model)

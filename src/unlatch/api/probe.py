@@ -135,8 +135,8 @@ class GradientProbe:
         seen = self._seen.get(stage.version)
         if seen is None:
             return
-        share = 1.0 / batches if batches > 1 and stage.rules.average else 1.0
-        seen.batches = max(batches, 1) if stage.rules.average else 1
+        share = 1.0 / batches if batches > 1 and stage.rules.update.averages else 1.0
+        seen.batches = max(batches, 1) if stage.rules.update.averages else 1
         seen.gradients[stage.index] = [_grad(p) * share for p in stage.params]
         seen.current[stage.index] = _copies(stage)
         if len(seen.gradients) == len(self._stages):

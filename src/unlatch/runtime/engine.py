@@ -19,22 +19,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
-from ..nn.tree import batch_size, map_tensors, split_batch
+from ..nn.tree import batch_size, copied, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Schedule
 from .events import Event, Recorder
 from .mail import DATA, Mail, Message
 from .micro import Micro
 from .stage import Stage
 from .station import Operation, Station
-from .wire import dense
+from .wire import dense_tree
 
 __all__ = ["Engine", "Finished"]
+
+#: Plain numbers that say how far an engine is.
+_PROGRESS = (
+    "batches",
+    "handled",
+    "_origin",
+    "_fed",
+    "_done",
+    "_update",
+    "_in_update",
+    "_batch_loss",
+    "_batch_samples",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +126,7 @@ class Engine:
         self._followers = _followers(schedule, self.devices, self.devices[self.lowest])
         self._micros: dict[int, Micro] = {}
         self._own: dict[int, Micro] = {}
-        # The newest that is through: whether it ends an update tells if one is left over.
-        self._last: Micro | None = None
+        self._newest: Micro | None = None
         self._origin = self._fed = self._done = 0
         self._update = self._in_update = 0
         self._losses: dict[int, float] = {}
@@ -173,6 +185,7 @@ class Engine:
         # A process that is fed ends where the one with the first station does.
         self._perform_all(self.schedule.feed(self._fed + self._first_slot, count))
         self._fed += count
+        self._newest = self._micros[self._fed - 1]
         self.batches += 1
         self.handled = (self.handled[0] + count, self.handled[1] + 1)
         finished = self._collect(self._fed - self.schedule.depth)
@@ -201,15 +214,15 @@ class Engine:
             for number, micro in self.schedule.drain(self._fed)
             if self.schedule.flushes or micro + entries[number].offset >= begun
         )
-        finished = self._collect(self._fed)
-        last, self._last = self._last, None
-        if last is not None and not last.ends:
-            last = replace(last, ends=True)
+        if self._newest is not None and not self._newest.ends:
+            last = replace(self._newest, ends=True)
             for task in self._tasks:
                 if task is not None and task.once_per_update and task.entry.due(last):
                     self._perform(task, last)
+        self._newest = None
         if self._in_update:
             self._update, self._in_update = self._update + 1, 0
+        finished = self._collect(self._fed)
         self._restart()
         return finished
 
@@ -232,6 +245,37 @@ class Engine:
         self.batches, self._origin, self._update = (counters[k] for k in ("batches", "micros", "updates"))
         for stage in self.stages.values():
             stage.updater.version = self._update
+
+    def state(self) -> dict[str, Any]:
+        """Copies of everything between two batches: stations, messages under way, and how far the run is."""
+        own = {name: getattr(self, name) for name in _PROGRESS}
+        micros = {position: asdict(micro) for position, micro in self._micros.items()}
+        rest = {
+            "progress": own,
+            "micros": micros,
+            "newest": asdict(self._newest) if self._newest is not None else None,
+            "losses": self._losses,
+            "mail": self.mail.state(),
+            "recorder": self.recorder.state(),
+        }
+        stations = {index: station.state() for index, station in self.stations.items()}
+        return {"stations": stations, **copied(rest)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the engine was whose `state` this is; it was built alike."""
+        for index, station in self.stations.items():
+            station.load(state["stations"][index])
+        rest = copied({name: part for name, part in state.items() if name != "stations"})
+        for name, value in rest["progress"].items():
+            setattr(self, name, value)
+        self._micros.clear()
+        self._micros.update({position: Micro(**micro) for position, micro in rest["micros"].items()})
+        self._newest = Micro(**rest["newest"]) if rest["newest"] is not None else None
+        # Stations share this very dictionary.
+        self._losses.clear()
+        self._losses.update(rest["losses"])
+        self.mail.load(rest["mail"])
+        self.recorder.load(rest["recorder"])
 
     def route(self, path: str | None = None) -> dict[int, Any]:
         """What evaluation runs through, by stage: the network itself, or another path that the method knows."""
@@ -304,7 +348,7 @@ class Engine:
         """Report the batches whose last part is now through everywhere, the same ones in every process."""
         finished = []
         for number in range(self._done, done):
-            micro = self._last = self._micros.pop(number)
+            micro = self._micros.pop(number)
             self._batch_loss += micro.scale * self._losses.pop(micro.id)
             self._batch_samples += micro.size
             behind = self.recorder.behind(micro.id)
@@ -358,8 +402,7 @@ class Engine:
             loss = losses.get(micro.id)
             scalars = None if loss is None else {"loss": loss}
             for (name, receiver), payload in zip(task.gives, given, strict=True):
-                payload = map_tensors(dense, payload)
-                self.mail.send(Message(name, receiver, micro, payload, station.version, scalars))
+                self.mail.send(Message(name, receiver, micro, dense_tree(payload), station.version, scalars))
 
 
 def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:

@@ -66,18 +66,11 @@ class Periodic(Schedule):
                     yield number, slot - offset
 
     def delay(self, stage: int) -> int:
-        found = self._passes(stage)
-        return self.entries[found[1]].offset - self.entries[found[0]].offset if found else 0
+        found = self.passes(stage)
+        return self.entries[found[1]].offset - self.entries[found[0]].offset if found is not None else 0
 
-    def passes(self, stage: int) -> tuple[int, int]:
-        """Numbers of the entries that are a stage's forward and its last gradient."""
-        found = self._passes(stage)
-        if found is None:
-            raise ScheduleError(f"station {stage} has no forward and backward of its own")
-        return found
-
-    def _passes(self, stage: int) -> tuple[int, int] | None:
-        # A stage that is left as it is has none.
+    def passes(self, stage: int) -> tuple[int, int] | None:
+        """Numbers of the entries that are a stage's forward and its last gradient; `None` if it does not do both."""
         mine = [(number, entry.kind) for number, entry in enumerate(self.entries) if entry.station == stage]
         forward = next((number for number, kind in mine if kind is Kind.F), None)
         gradient = max(
@@ -93,8 +86,8 @@ class Periodic(Schedule):
         >>> ticked(3).finished(0, 9), ticked(3, backward_first=True).finished(0, 9)
         (5, 6)
         """
-        found = self._passes(stage)
-        return max(0, micro - self.delay(stage) + (found[1] < found[0])) if found else 0
+        found = self.passes(stage)
+        return max(0, micro - self.delay(stage) + (found is not None and found[1] < found[0]))
 
 
 def rounds(delays: Sequence[int], *, backward_first: bool = False, split: int | None = None, hop: int = 1) -> Periodic:
@@ -113,7 +106,9 @@ def rounds(delays: Sequence[int], *, backward_first: bool = False, split: int | 
     '0F2 0I0 1F2 1I2 1W1 1U1'
     """
     stages = len(delays)
-    if not delays or delays[-1] != 0 or any(a <= b for a, b in pairwise(delays)):
+    if not stages:
+        raise ScheduleError("expected at least 1 stage, got 0")
+    if delays[-1] != 0 or any(a <= b for a, b in pairwise(delays)):
         raise ScheduleError(f"delays {tuple(delays)} do not suit stages: expected one per stage, strictly falling to 0")
     if split is not None and (split < 0 or backward_first):
         raise ScheduleError(

@@ -52,6 +52,7 @@ def lockstep(schedule: Periodic, ticks: int, batches: int | None = None) -> list
 
     - `batches`: how many are fed before the pipeline drains; by default it never does.
 
+    >>> from .periodic import ticked
     >>> [[str(a) for a in cell] for cell in lockstep(ticked(2), 3)[2]]
     [['0F2', '0B0'], ['1F1', '1B1']]
     """
@@ -86,6 +87,7 @@ def tick_entries(
     - `batches`: how many are fed before the pipeline drains; by default it never does.
     - `group`: micro-batches per update.
 
+    >>> from .periodic import ticked
     >>> [str(entry) for entry in tick_entries(ticked(2), 3) if entry.tick == 3]
     ['fw b3 W1', 'bw b1 W1', 'fb b2 W2']
     """
@@ -119,15 +121,15 @@ def _what(action: Action, recompute: bool) -> str:
 
 
 def _backward_first(schedule: Periodic) -> bool:
-    return any(gradient < forward for forward, gradient in map(schedule.passes, range(schedule.stages)))
+    return any(found is not None and found[1] < found[0] for found in map(schedule.passes, range(schedule.stages)))
 
 
 def _paper_labels(schedule: Periodic, table: list[list[list[Action]]], group: int) -> dict[Action, int]:
     labels = {}
     for action in (action for row in table for cell in row for action in cell):
         assert action.entry is not None
-        forward, gradient = schedule.passes(action.station)
-        after_backward = action.kind is Kind.F and gradient < forward
+        found = schedule.passes(action.station)
+        after_backward = action.kind is Kind.F and found is not None and found[1] < found[0]
         labels[action] = action.micro + action.entry.offset + 1 + after_backward
     return labels
 

@@ -65,19 +65,17 @@ def update_ends(groups: Sequence[int], accumulate: int = 1) -> dict[int, int]:
 def moments(
     groups: Sequence[int], accumulate: int = 1, fresh: Callable[[int], bool] | None = None
 ) -> list[_Facts]:
-    """What entries may depend on, for every micro-batch of a run.
+    """What entries may depend on, for every micro-batch of a run. An incomplete accumulation at its end has no end.
 
     **Arguments:** `fresh`: whether a batch holds samples that were not met before; by default none does.
     """
-    ends = update_ends(groups, accumulate)
+    update_ends(groups, accumulate)  # refuses runs without batches
     found: list[_Facts] = []
-    update = 0
     for batch, count in enumerate(groups):
+        update, place = divmod(batch, accumulate)
         new = fresh is not None and fresh(batch)
-        for _ in range(count):
-            last = len(found) in ends
-            found.append(_Facts(batch, update, last, new))
-            update += last
+        for index in range(count):
+            found.append(_Facts(batch, update, place == accumulate - 1 and index == count - 1, new))
     return found
 
 
@@ -88,6 +86,8 @@ def unroll(
     fresh: Callable[[int], bool] | None = None,
 ) -> Iterator[Action]:
     """Yield the global order of a run over batches of `groups` micro-batches, updates and drain included.
+
+    What is left over of an accumulation is applied when all else is done.
 
     >>> from .periodic import ticked
     >>> " ".join(map(str, unroll(ticked(2), [1, 1])))
@@ -108,6 +108,11 @@ def unroll(
         entry = entries[number]
         if always[number] or entry.due(facts[micro]):
             yield Action.of(entry, micro, facts[micro].update if entry.per == "update" else micro)
+    if not facts[-1].ends:
+        last = facts[-1]._replace(ends=True)
+        for entry in entries:
+            if entry.per == "update" and entry.due(last):
+                yield Action.of(entry, len(facts) - 1, last.update)
 
 
 def place(order: Iterable[Action], devices: Sequence[int]) -> list[list[Action]]:
@@ -188,6 +193,7 @@ def by_station(streams: Streams) -> list[list[Action]]:
 def excerpt(streams: Streams, marks: dict[int, int], name: str = "stream") -> str:
     """Show the surroundings of `marks` (stream number to position), the position itself in brackets.
 
+    >>> from .entries import Kind
     >>> print(excerpt([[Action(Kind.F, 0, 0), Action(Kind.B, 0, 0)]], {0: 1}))
       stream 0:  0F0 [0B0]
     """

@@ -18,9 +18,9 @@ from ...plan.auxnet_partition import auxnet_split
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ..base import register
-from ..checks import as_function, check_flag, check_positive, check_whole
 from ..local import OptimizerFactory
 from ..local.networks import Networks
+from ..options import Positive, Whole, as_function
 from .border import BorderMethod
 from .probe import GradientProbe
 from .sources import AuxNetSource, SharedAuxNetSource, Source
@@ -71,12 +71,12 @@ class AuxNet(BorderMethod):
     border_norm: bool = True
     multiplier: str | Callable[[int, Any, Any], Any] | None = None
     correction: Literal["chain-rule", "explicit"] = "chain-rule"
-    aux_steps: int = 1
-    depth: int = 1
+    aux_steps: Whole = 1
+    depth: Whole = 1
     shared: bool = False
     factory: Callable[[Border], nn.Module] | None = field(default=None, repr=False)
     aux_optimizer: OptimizerFactory | None = field(default=None, repr=False)
-    synthesiser_lr: float = 1e-3
+    synthesiser_lr: Positive = 1e-3
 
     name = "auxnet"
     summary = "all stages at once, from predicted inputs; penalty or augmented Lagrangian at the borders"
@@ -94,12 +94,6 @@ class AuxNet(BorderMethod):
                 f'auxnet: form "{self.form}" does not go with multiplier {self.multiplier!r}: the penalty has none, '
                 "the Lagrangian needs one"
             )
-        if self.correction not in ("chain-rule", "explicit"):
-            raise ConfigError(f'auxnet: correction must be "chain-rule" or "explicit", got {self.correction!r}')
-        for what in ("aux_steps", "depth"):
-            check_whole(f"auxnet: {what}", getattr(self, what), 1)
-        check_flag("auxnet: shared", self.shared)
-        check_positive("auxnet: synthesiser_lr", self.synthesiser_lr)
         for what, of in (("factory", "a Border (unlatch.nn.auxiliary.Border)"), ("aux_optimizer", "the parameters")):
             object.__setattr__(self, what, as_function(f"auxnet: {what}", getattr(self, what), of))
         self._check_combinations()

@@ -9,8 +9,8 @@ from ...errors import ConfigError
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ..base import register
-from ..checks import check_whole
 from ..local.networks import Networks
+from ..options import Whole
 from .border import BorderMethod
 from .mismatch import BorderRule
 from .probe import GradientProbe
@@ -35,7 +35,7 @@ class AuxVar(BorderMethod):
     0.25
     """
 
-    capacity: int = 100_000
+    capacity: Whole = 100_000
 
     name = "auxvar"
     summary = "stored auxiliary variables per sample; no augmentation"
@@ -43,7 +43,6 @@ class AuxVar(BorderMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: capacity", self.capacity, 1)
         if self.imitate == 0 or self.ablation == "shallow":
             raise ConfigError(f'{self.name}: stored variables need imitate above 0, and know no "shallow" ablation')
         if self.true_share != 0.0:
@@ -75,7 +74,7 @@ class SPH(AuxVar):
     """
 
     serial_every: int = 5
-    downsample: int = 2
+    downsample: Whole = 2
 
     name = "sph"
     summary = "auxvar with regular serial batches and down-sampled borders"

@@ -60,6 +60,12 @@ class GreedyStation(Station):
         self._outputs[micro.id] = out, target
         return ((out, target),)
 
+    def _kept_state(self) -> dict[str, Any]:
+        return {"outputs": self._outputs, "seeds": self._seeds}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        self._outputs, self._seeds = dict(state["outputs"]), dict(state["seeds"])
+
     def seed(self, micro: Micro) -> Sequence[Any]:
         """Make what the backward starts from."""
         raise NotImplementedError(f"{type(self).__name__} is for the last stage, which starts from the loss")
@@ -103,6 +109,13 @@ class HeadStation(GreedyStation):
         assert leaf.grad is not None
         self._seeds[micro.id] = leaf.grad
         return ()
+
+    def _kept_state(self) -> dict[str, Any]:
+        return {**super()._kept_state(), "batches": self._batches}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        super()._load_kept(state)
+        self._batches = state["batches"]
 
     def update_head(self, micro: Micro) -> Sequence[Any]:
         """Apply the gradients of the head."""
