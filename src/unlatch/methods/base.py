@@ -311,8 +311,8 @@ class Delayed(Method):
 
     @property
     def inexact_at_rest(self) -> str | None:
-        shrinks = "beta shrinks gradients on their way down, so they differ from backpropagation's on purpose"
-        return None if self.beta == 1.0 else shrinks
+        scaled = "gradients are scaled on their way, so they differ from backpropagation's on purpose"
+        return None if self.rules().gradient.border_factor == 1.0 else scaled
 
     def closed_form(self, stages: int) -> ClosedForm | str:
         schedule, rules = self.schedule(stages), self.rules()
