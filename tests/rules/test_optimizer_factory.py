@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -14,7 +15,7 @@ from small_nets import tanh_net, vectors
 from unlatch.rules.updates import StagePlace, UpdateRule, make_optimizer
 
 
-def start(model, optimizer, method="pipedream"):
+def start(model, optimizer, method="pipedream", sample=None):
     return unlatch.parallelize(
         model,
         unlatch.methods.get(method, microbatches=1),
@@ -22,6 +23,7 @@ def start(model, optimizer, method="pipedream"):
         split=["1", "3"],
         loss_fn=mse_loss,
         optimizer=optimizer,
+        sample=sample,
     )
 
 
@@ -39,6 +41,20 @@ def test_a_second_argument_is_the_place_of_the_stage():
     assert places == [StagePlace(k, 3, 2 - k, names[k]) for k in range(3)]
     assert [s.updater.optimizer.param_groups[0]["lr"] for s in stages_of(run)] == [0.1 / 3, 0.1 / 2, 0.1]
     assert len(feed(run, vectors(6))) == 6
+
+
+@pytest.mark.parametrize("method", ["dgl", "auxnet"])
+def test_networks_beside_the_stages_ask_as_well(method):
+    places = []
+
+    def factory(params, stage):
+        places.append((stage.index, len(stage.names) == len(params)))
+        return torch.optim.SGD(params, lr=0.01)
+
+    run = start(tanh_net(4), factory, method, sample=vectors(1)[0])
+    feed(run, vectors(3))
+    beside = [0, 1] if method == "dgl" else [1, 2]
+    assert sorted(places) == sorted((k, True) for k in [0, 1, 2, *beside])
 
 
 def test_other_factories_are_called_as_before():

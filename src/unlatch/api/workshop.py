@@ -18,6 +18,7 @@ from ..nn.heads import GradientSynthesiser, local_head
 from ..nn.randomness import replayable
 from ..nn.ranged import Ranged
 from ..nn.tree import batch_size, map_tensors
+from ..rules.updates import StagePlace
 from ..runtime.border_worker import BorderWorker
 from ..runtime.clock import Clock
 from ..runtime.events import Recorder
@@ -117,7 +118,11 @@ class Workshop:
         net = Ranged(parts, border.shape, rescale=method.border_norm)
         check_auxnet(net, border)
         optimizer = _given(method.aux_optimizer, options.optimizer)
-        trained = Trained(net, optimizer, options.lr_scheduler, None if method.shared else options.clip_grad_norm)
+        clip, place = (
+            None if method.shared else options.clip_grad_norm,
+            StagePlace(stage, len(self.blueprint.plan.starts)),
+        )
+        trained = Trained(net, optimizer, options.lr_scheduler, clip, place)
         size = capacity(net, border)
         if size.flop_ratio > 0.5:
             log.warning(
@@ -179,9 +184,9 @@ class Workshop:
             else:
                 net = local_head(border.shape, self.output, f"the end of stage {stage}").to(self.dtype)
         self._check_head(self._own(net, f"the head of stage {stage}"), stage)
-        return Trained(
-            net, _given(method.head_optimizer, options.optimizer), options.lr_scheduler, options.clip_grad_norm
-        )
+        optimizer = _given(method.head_optimizer, options.optimizer)
+        place = StagePlace(stage, len(self.blueprint.plan.starts))
+        return Trained(net, optimizer, options.lr_scheduler, options.clip_grad_norm, place)
 
     def _check_head(self, net: nn.Module, stage: int) -> None:
         shape = self.borders[stage + 1].shape

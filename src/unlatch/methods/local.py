@@ -9,17 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ..rules.bundle import Rules
+from ..rules.updates import OptimizerFactory
 from ..schedule import Schedule
 from ..schedule.concurrent import Concurrent
 from .base import Method, register
 from .checks import as_function, check_flag, check_positive
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory"]
-
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,11 @@ class ForwardWeights:
     differs: ClassVar[bool] = True
     #: Whether also at the last stage, whose backward follows at once.
     differs_at_last: ClassVar[bool] = False
-    #: Whether that is a guess at weights to come.
-    foretells: ClassVar[bool] = False
+
+    @property
+    def prediction(self) -> Predictor | None:
+        """What guesses at the weights to come, if that is what forwards see."""
+        return None
 
     def at(self, params: Sequence[Tensor], optimizer: Optimizer | None, place: StagePlace) -> ForwardView:
         """The view of one stage."""
@@ -230,8 +233,11 @@ class Predicted(ForwardWeights):
 
     copies: ClassVar[int] = 1
     name: ClassVar[str] = "predicted"
-    foretells: ClassVar[bool] = True
     predictor: Predictor
+
+    @property
+    def prediction(self) -> Predictor:
+        return self.predictor
 
     def at(self, params: Sequence[Tensor], optimizer: Optimizer | None, place: StagePlace) -> ForwardView:
         return ForwardView(params) if optimizer is None else PredictedView(params, optimizer, self.predictor)
@@ -345,6 +351,8 @@ class BackwardWeights(ABC):
     name: ClassVar[str]
     #: What the gradient is taken at, in the words of `unlatch.reference.recursion`.
     taken_at: ClassVar[Literal["forward", "current", "average"]] = "current"
+    #: Whether a kept graph may outlive an update.
+    bears_updates: ClassVar[bool] = True
 
     @abstractmethod
     def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
@@ -360,6 +368,7 @@ class Current(BackwardWeights):
     """The weights at the time of the backward. A kept graph must not outlive an update; torch sees to that."""
 
     name: ClassVar[str] = "current"
+    bears_updates: ClassVar[bool] = False
 
     def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
         return BackwardView(params)

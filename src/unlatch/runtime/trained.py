@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..rules.updates import OptimizerFactory, StagePlace, make_optimizer
 
 __all__ = ["Trained"]
 
@@ -19,18 +22,22 @@ class Trained:
     - `module`: trained as a whole.
     - `optimizer`, `lr_scheduler`: factories, as those of a run.
     - `clip_grad_norm`: limit of the gradient's norm.
+    - `place`: of the stage that it stands beside, for factories that ask for it.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        optimizer: OptimizerFactory,
         lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
+        place: StagePlace | None = None,
     ) -> None:
         self.module = module.train()
-        self.params = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer = optimizer(self.params) if self.params else None
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.params = [p for _, p in named]
+        place = replace(place or StagePlace(0, 1), names=tuple(name for name, _ in named))
+        self.optimizer = make_optimizer(optimizer, self.params, place) if self.params else None
         self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
         self._clip = clip_grad_norm
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...reference import SGD, recursion
+from ...rules.predict import predictor
 from ...rules.updates import StagePlace
 from .finding import Finding, Inapplicable
 from .trial import Batch, Trial, relative_difference
@@ -93,12 +94,15 @@ def _sgd(trial: Trial) -> SGD:
 
 
 def _predictor(trial: Trial) -> str:
-    rules, choice = trial.method.rules(), getattr(trial.method, "predict", "none")
+    rules = trial.method.rules()
+    chosen = rules.forward.prediction
     if rules.activation.inverts:
         raise Inapplicable("reversible stages reconstruct their inputs, which is approximate by design")
-    if not isinstance(choice, str) or choice not in _PREDICTORS:
-        raise Inapplicable(f"the recursion has no predictor {choice!r}")
-    return choice
+    if chosen is None:
+        return "none"
+    if chosen.name not in _PREDICTORS or chosen != predictor(chosen.name):
+        raise Inapplicable(f"the recursion has no predictor {chosen!r}")
+    return chosen.name
 
 
 def _refuse_frozen(model: nn.Module) -> None:
