@@ -32,11 +32,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
-from ..errors import ConfigError, StageFailed
+from ..errors import CheckpointMismatch, ConfigError, StageFailed
 from .average import UpdateAverage
 from .kept import Kept, MicroBatch, Saved
 from .predict import History, Predictor
-from .updates import StagePlace
+from .updates import StagePlace, View
 
 __all__ = [
     "Average",
@@ -88,37 +88,17 @@ def move_to_fresh_storage(params: Sequence[Tensor]) -> None:
         p.data = p.data.clone()
 
 
-class View:
-    """What views of both passes have in common: they are told of updates, and may remember."""
+# --------------------------------------------------------------------- forward
+
+
+class ForwardView(View):
+    """What the forwards of one stage see. This base: the newest weights."""
 
     #: Whether somebody may hold the storage of the weights over an update, which must then write elsewhere.
     holds_storage: ClassVar[bool] = False
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = list(params)
-
-    def before_update(self) -> None:
-        """The optimizer is about to step, with the gradients in their final form."""
-
-    def after_update(self) -> None:
-        """It has; the gradients are still there."""
-
-    def forget(self) -> None:
-        """Drop what is known of earlier weights, so that a continued and a resumed run go on alike."""
-
-    def state(self) -> dict[str, Any]:
-        """All it remembers."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
-
-
-# --------------------------------------------------------------------- forward
-
-
-class ForwardView(View):
-    """What the forwards of one stage see. This base: the newest weights."""
 
     def values(
         self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
@@ -288,6 +268,12 @@ class PredictedView(ForwardView):
 class BackwardView(View):
     """What the backwards of one stage see. This base: the parameters as they are, under torch's own checks."""
 
+    #: Whether somebody may hold the storage of the weights over an update, which must then write elsewhere.
+    holds_storage: ClassVar[bool] = False
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = list(params)
+
     def note(self, kept: Kept) -> None:
         """A forward begins; the parameters show the weights that it will see."""
 
@@ -454,6 +440,11 @@ class LatestView(BackwardView):
             if owner is not None:
                 return owner, t.size(), t.stride(), t.storage_offset()
             before = next(again, None)
+            if before is not None and before.shape != t.shape:
+                raise CheckpointMismatch(
+                    f"{kept.micro}: its graph had saved a tensor of shape {tuple(before.shape)} where the module now "
+                    f"saves one of shape {tuple(t.shape)}: the state is of another model"
+                )
             saved = Saved(t if before is None else before)
             kept.saved.append(ref(saved))
             return saved

@@ -70,7 +70,7 @@ class Stage(Passes):
         self.forward_view = rules.forward.at(self.params, self.updater.optimizer, place)
         self.backward_view = rules.backward.at(self.params, place)
         self.gradient_view = rules.gradient.at(self.params, place)
-        self.updater.views = (self.forward_view, self.backward_view)
+        self.updater.views = (self.forward_view, self.backward_view, self.gradient_view)
         self.seen = 0
         self.observer: Observer | None = None
         self._kept: dict[int, Kept] = {}
@@ -202,7 +202,6 @@ class Stage(Passes):
             {
                 "module": dict(self.module.state_dict()),
                 "updater": self.updater.state(),
-                "gradient": self.gradient_view.state(),
                 "kept": [{"micro": asdict(kept.micro), **kept.state()} for kept in self._kept.values()],  # type: ignore[call-overload]
                 "batches": self._batches,
                 "seen": self.seen,
@@ -217,7 +216,6 @@ class Stage(Passes):
         state = copied(state)
         self.module.load_state_dict(state["module"])
         self.updater.load(state["updater"])
-        self.gradient_view.load(state["gradient"])
         self._kept = {}
         for saved in state["kept"]:
             kept = Kept.from_state(Micro(**saved["micro"]), saved)
