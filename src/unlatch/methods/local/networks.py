@@ -89,8 +89,8 @@ class Networks:
             parts = coarse_parts(border, self.blueprint.plan.starts, depth, shared=shared)
         net = Ranged(parts, border.shape, rescale=rescale)
         check_auxnet(net, border)
-        clip = None if shared else options.clip_grad_norm
-        trained = Trained(net, self._place(stage, net), _given(optimizer, options.optimizer), options.lr_scheduler, clip)
+        clip, make = None if shared else options.clip_grad_norm, _given(optimizer, options.optimizer)
+        trained = Trained(net, self._place(stage, net), make, options.lr_scheduler, clip)
         size = capacity(net, border)
         if size.flop_ratio > 0.5:
             log.warning(
