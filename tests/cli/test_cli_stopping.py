@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 
 import unlatch as package
 from unlatch import config
-from unlatch.api import Run
+from unlatch.api import Trainer
 from unlatch.api.batching import Compensation
-from unlatch.cli.brief import loaders, make_run, prepare
+from unlatch.cli.prepare import loaders, make_run, prepare
 from unlatch.cli.stopping import stop_file, stopping_on_signals
 from unlatch.io import checkpoint, metrics
 
 SOURCE = str(Path(package.__file__).parent.parent)
-CONSTANT = ["--set", "schedule.name=constant", "--set", "optimizer.lr=0.05"]
+CONSTANT = ["--set", "lr.shape=constant", "--set", "optimizer.lr=0.05"]
 #: Seconds for what a quiet machine does in a few.
 PATIENCE = 240
 
@@ -85,7 +85,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_nobody_behind(unlatch, conf,
 
 def stop_when_fed(count, folder, monkeypatch):
     """Ask the run in `folder` to stop once, when it has been fed `count` batches."""
-    fit, add, fed, due = Run.fit, Compensation.add, [], [count]
+    fit, add, fed, due = Trainer.fit, Compensation.add, [], [count]
 
     def ask_if_due():
         if [len(fed)] == due:
@@ -101,29 +101,30 @@ def stop_when_fed(count, folder, monkeypatch):
         ask_if_due()
         return add(*arguments)
 
-    monkeypatch.setattr(Run, "fit", watched_fit)
+    monkeypatch.setattr(Trainer, "fit", watched_fit)
     monkeypatch.setattr(Compensation, "add", watched_add)
 
 
 class SavedOnTheWay:
     """Batches for a run that saves itself before one of them, which empties its pipeline, and then goes on."""
 
-    def __init__(self, loader, run, place, path):
-        self.loader, self.run, self.place, self.path, self.fed = loader, run, place, path, 0
+    def __init__(self, loader, trainer, place, path):
+        self.loader, self.trainer, self.place, self.path, self.fed = loader, trainer, place, path, 0
 
     def __iter__(self):
         for batch in self.loader:
             if self.fed == self.place:
-                self.run.save(self.path)
+                self.trainer.save(self.path)
             self.fed += 1
             yield batch
 
 
 def weights_never_stopped(settings, saved_at, path):
-    brief = prepare(settings)
+    prepared = prepare(settings)
     train, _ = loaders(settings)
-    run = make_run(brief, train.batch(0, 0))
-    run.fit(SavedOnTheWay(train, run, saved_at, path), settings.run.epochs)
+    run = make_run(prepared, train.batch(0, 0))
+    trainer = Trainer(run)
+    trainer.fit(SavedOnTheWay(train, trainer, saved_at, path), settings.run.epochs)
     return run.module().state_dict()
 
 
@@ -177,7 +178,7 @@ def test_a_run_that_has_nothing_left_to_train_is_finished_though_it_was_asked_to
 
 
 def test_stopped_twice_in_the_same_epoch(unlatch, conf, tmp_path, monkeypatch):
-    flags = ["--set", "schedule.name=constant"]
+    flags = ["--set", "lr.shape=constant"]
     unlatch("train", conf, "--out", "whole", *flags)
     for fed, total in ((2, 2), (3, 5)):
         with monkeypatch.context() as patch:
@@ -185,7 +186,7 @@ def test_stopped_twice_in_the_same_epoch(unlatch, conf, tmp_path, monkeypatch):
             how = ("--resume", "run") if total > fed else (conf, "--out", "run", *flags)
             assert unlatch("train", *how).exit_code == 130
         state = checkpoint.state(tmp_path / "run" / "last")["loop"]
-        assert (state["epochs"], state["inside"], state["batches"]) == (0, total * 256, total)
+        assert (state["epochs"], state["samples_into_epoch"], state["batches"]) == (0, total * 256, total)
     assert unlatch("train", "--resume", "run").exit_code == 0
     one, other = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("run", "whole"))
     assert all(one[name].equal(other[name]) for name in other)
@@ -249,9 +250,8 @@ def test_a_continued_run_keeps_its_measured_choices(unlatch, conf, tmp_path, mon
     flags = ["--method", "dtrp", "--stages", 2, "--set", "method.compensate=auto"]
     unlatch("train", conf, "--out", "run", *flags)
     first = json.loads((tmp_path / "run" / "summary.json").read_text())
-    module = sys.modules["unlatch.api.parallelize"]
-    monkeypatch.setattr(module, "profile", None)
-    monkeypatch.setattr(module, "choose_compensation", None)
+    monkeypatch.setattr("unlatch.methods.base.profile", None)
+    monkeypatch.setattr("unlatch.methods.dtrp.choose_compensation", None)
     result = unlatch("train", "--resume", "run", "--epochs", 2, "--json")
     assert result.exit_code == 0, result.output
     again = json.loads(result.stdout)

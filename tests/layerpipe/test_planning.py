@@ -15,9 +15,9 @@ from layerpipe_jobs import MIXED, UNIT, chain_costs, residual_net, task_plan
 from rank_jobs import copied_state, momentum_sgd
 from recording import feed
 from small_nets import tanh_net, vectors
-from unlatch.api.layer_plan import plan_layers
 from unlatch.errors import PlanError
 from unlatch.methods import LayerPipe
+from unlatch.methods.layerpipe.planning import plan_layers
 from unlatch.models import build
 from unlatch.nn.chain import chain
 from unlatch.nn.linear_map import linear_map

@@ -13,7 +13,7 @@ from recording import Optimizers, RecordingSGD, feed, stages_of
 from rev_nets import REVNET18, regression, rev_net, rev_run
 from unlatch.methods import PETRA
 from unlatch.schedule import lockstep, one_f_one_b_async, ticked
-from unlatch.schedule.actions import Kind
+from unlatch.schedule.entries import Kind
 from unlatch.schedule.occupancy import buffers
 from unlatch.schedule.runs import streams
 
@@ -46,10 +46,10 @@ def test_ticks_of_the_timetable(stages: int) -> None:
         for action in (action for cell in row for action in cell):
             when[action] = tick
             if action.kind is Kind.B:
-                first.setdefault(action.stage, tick)
+                first.setdefault(action.station, tick)
     assert first == {j: 2 * (stages - 1) - j for j in range(stages)}
     backwards = [action for action in when if action.kind is Kind.B]
-    assert all(when[a] - when[a._replace(kind=Kind.F)] == 2 * (stages - 1 - a.stage) for a in backwards)
+    assert all(when[a] - when[a._replace(kind=Kind.F)] == 2 * (stages - 1 - a.station) for a in backwards)
 
 
 @pytest.mark.parametrize("pattern", ["SRRRH", REVNET18])

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import PlanError
-from ..methods import Delayed, LayerPipe, Method, names
+from ..methods import LayerPipe, Method, names
 from ..methods.local import Local
 from ..plan.layer_costs import LayerCost
 from ..schedule.simulator_stages import Machine
@@ -161,7 +161,8 @@ def predict(
     """What a simulated method means for time, memory and risk."""
     method = run.method
     parts = run.microbatches * method.accumulate
-    predictor = method.predict if isinstance(method, Delayed) and isinstance(method.predict, str) else None
+    chosen = method.rules().forward.prediction
+    predictor = None if chosen is None else chosen.name
     gaps = run.gaps
     advice = advise(gaps, momentum=momentum, nesterov=nesterov, predictor=predictor, microbatches=parts)
     worst = max(advice.verdicts, key=RISKS.index)
@@ -201,7 +202,7 @@ def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
         busy = run.simulation.timeline.busy
         reasons.append(f"never empties; stage {busy.index(max(busy))} of {len(busy)} sets the pace")
     if method.recomputes and run.stages > 1:
-        reverses = method.rules().activations == "reverse"
+        reverses = method.rules().activation.inverts
         reasons.append("stages recompute; keeps nothing if they are reversible" if reverses else "forwards run twice")
     if risk == "exact":
         reasons.append("gradients of backpropagation")

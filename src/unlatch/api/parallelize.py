@@ -5,33 +5,33 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import ConfigError, PlanError
-from ..methods import DTRP, AuxNet, LayerPipe, Method
+from ..errors import ConfigError
+from ..methods import Method
 from ..methods import get as get_method
 from ..nn.chain import Block, Model, as_module, chain, cut
-from ..nn.chain_check import check_chain, ties
+from ..nn.chain_check import check_chain
 from ..nn.tree import Tree, batch_size
-from ..plan import Plan, make_plan, profile
-from ..plan.auxnet_partition import auxnet_split
+from ..plan import Plan
+from ..rules.updates import OptimizerFactory
+from ..runtime.blueprint import Blueprint
+from ..runtime.engine import Engine
+from ..runtime.evaluation import evaluation_schedule
 from ..runtime.health import Health
-from ..runtime.jobs import SENT_DOWN, SENT_UP
-from ..runtime.mail import ACK, BACKWARD, EVALUATE, FORWARD, Mail, Message
+from ..runtime.mail import Mail, Message
+from ..runtime.placement import place
 from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
 from ..runtime.updating import Optimizer
 from ..runtime.world import World, current_world
+from ..schedule import OUTSIDE, Schedule, buffers, check_schedule
 from .batching import Compensation
-from .build import Blueprint, build_engine
-from .compensation import choose_compensation
-from .layer_plan import plan_layers, rank_stages, with_delays
-from .layerpipe import message_peers
 from .reversal import check_reversal
 from .run import Run
 
@@ -46,7 +46,7 @@ def parallelize(
     *,
     stages: int,
     loss_fn: Callable[[Any, Any], Tensor],
-    optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    optimizer: OptimizerFactory,
     lr_scheduler: Callable[[Optimizer], Any] | None = None,
     split: Literal["auto"] | Sequence[str] = "auto",
     sample: tuple[Tree, Tree] | None = None,
@@ -68,7 +68,9 @@ def parallelize(
     - `method`: a name or an object from `unlatch.methods`.
     - `stages`: parts the model is cut into; at least as many as there are processes.
     - `loss_fn`: of output and target.
-    - `optimizer`, `lr_scheduler`: factories, called once per stage. The scheduler steps once per update.
+    - `optimizer`, `lr_scheduler`: factories, called once per stage. The scheduler steps once per update. An optimizer
+      factory is given the stage's parameters and, if it has a second argument (one without default, or one called
+      `stage`), a `unlatch.rules.updates.StagePlace`: `index`, `count`, `delay` in updates, `names` of the parameters.
     - `split`: `"auto"` balances measured costs of this method; or the names of the blocks that start the second and
       later stages.
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`.
@@ -80,6 +82,7 @@ def parallelize(
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
 
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     >>> run = parallelize(model, "dtr", stages=2, loss_fn=nn.functional.cross_entropy,
     ...                   optimizer=lambda params: torch.optim.SGD(params, lr=0.1), split=["2"])
@@ -103,29 +106,40 @@ def parallelize(
     _handshake(world, chosen, asked, model)
     blocks = chain(model)
     if plan is None:
-        plan = _plan(blocks, chosen, stages, split, sample, precision, world)
-    elif len(plan.starts) != stages and not (isinstance(chosen, LayerPipe) and chosen.places_tasks):
-        raise PlanError(f"the plan has {len(plan.starts)} stages, but stages={stages} was asked for")
-    chosen = with_delays(chosen, plan)
-    check_chain(blocks, model, plan.starts, sample[0] if sample is not None else None)
-    stored = check_reversal(blocks, plan.starts, chosen.rules(), sample[0] if sample is not None else None)
-    chosen, note = _decide_compensation(chosen, blocks, plan, sample, loss_fn, world)
+        # Only rank 0 measures: two measurements never agree, and all ranks must cut alike.
+        found = chosen.plan(blocks, stages, split, sample, precision) if world.rank == 0 else None
+        plan = world.broadcast(found)
+        assert plan is not None
+    chosen.check_plan(plan, stages)
+    chosen = chosen.follow(plan)
+    x = sample[0] if sample is not None else None
+    check_chain(blocks, model, plan.starts, x)
+    stored = check_reversal(blocks, plan.starts, chosen.rules(), x)
+    chosen, tuned = _tune(chosen, blocks, plan, sample, loss_fn, world)
     options = StageOptions(
         loss_fn=loss_fn,
         optimizer=optimizer,
         lr_scheduler=lr_scheduler,
-        lr_scale=chosen.lr_scale if isinstance(chosen, DTRP) and chosen.compensate_lr != "none" else None,
+        lr_scale=chosen.lr_scale if chosen.scales_lr else None,
         clip_grad_norm=clip_grad_norm,
         precision=precision,
         seed=seed,
     )
-    homes = rank_stages(plan, stages, world.size)
-    mean_loss = loss_reduction == "mean"
-    run = _connect(Blueprint(model, chosen, blocks, plan, options, homes, world, mean_loss, sample), stall_limit)
-    run.notes += [n for n in (plan.note, note, stored) if n]
-    if isinstance(chosen, AuxNet):
-        sizes = [(part.stage, part.capacity) for part in run.method_statistics()]
-        run.notes += [f"the AuxNet of stage {stage} has {size}" for stage, size in sizes if size is not None]
+    blueprint = Blueprint(
+        model=model,
+        blocks=blocks,
+        plan=plan,
+        options=options,
+        ranks=[rank for rank, held in enumerate(place(stages, world.size, plan.stage_costs)) for _ in held],
+        world=world,
+        microbatches=chosen.microbatches if chosen.microbatches != "auto" else 1,
+        accumulate=chosen.accumulate,
+        mean_loss=loss_reduction == "mean",
+        sample=sample,
+    )
+    run = _connect(blueprint, chosen, stall_limit)
+    run.notes += [n for n in (plan.note, tuned, stored) if n]
+    run.notes += chosen.notes(run.method_statistics())
     if run.advice is not None and run.advice.warning is not None and world.rank == 0:
         log.warning("%s", run.advice.warning)
     return run
@@ -156,39 +170,16 @@ def _check_arguments(
         raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
 
 
-def _plan(
-    blocks: list[Block],
-    method: Method,
-    stages: int,
-    split: Literal["auto"] | Sequence[str],
-    sample: tuple[Tree, Tree] | None,
-    precision: Literal["fp32", "bf16"],
-    world: World,
-) -> Plan:
-    """Only rank 0 measures: two measurements never agree, and all ranks must cut alike."""
-    if isinstance(method, LayerPipe) and method.places_tasks:
-        found = plan_layers(blocks, method, stages, split, sample, precision) if world.rank == 0 else None
-        return world.broadcast(found)  # type: ignore[return-value]
-    costs = None
-    if world.rank == 0 and split == "auto" and sample is not None and 1 < stages < len(blocks):
-        costs = profile(blocks, sample[0], precision=precision)
-        if isinstance(method, AuxNet) and not ties(blocks):
-            # A stage pays for the network that predicts its input as well.
-            split = auxnet_split(blocks, sample[0], stages, method.depth, costs)
-    return world.broadcast(make_plan(blocks, stages, costs=costs, recompute=method.recomputes, split=split))
-
-
-def _decide_compensation(
+def _tune(
     method: Method, blocks: list[Block], plan: Plan, sample: Any, loss_fn: Any, world: World
 ) -> tuple[Method, str | None]:
-    if not isinstance(method, DTRP) or method.compensate != "auto":
+    """What a method decides by measuring, decided by one rank for all."""
+    found = method.tune(cut(blocks, plan.starts), sample, loss_fn) if world.rank == 0 else None
+    options, why = world.broadcast(found) or ({}, "")
+    if not options:
         return method, None
-    if sample is None:
-        raise ConfigError('compensate="auto" measures batches of several sizes: pass sample=(x, y)')
-    found = choose_compensation(cut(blocks, plan.starts), sample, loss_fn) if world.rank == 0 else None
-    count, why = world.broadcast(found) or (1, "")
     log.info("%s", why)
-    return replace(method, compensate=count), why
+    return replace(method, **options), why
 
 
 def _handshake(world: World, method: Method, asked: dict[str, Any], model: Model) -> None:
@@ -216,39 +207,80 @@ def _fingerprint(model: Model) -> str:
     return digest.hexdigest()[:16]
 
 
-def _connect(blueprint: Blueprint, stall_limit: float) -> Run:
-    """Build the executor of this rank and its links to the neighbours."""
-    method, world, homes = blueprint.method, blueprint.world, blueprint.homes
-    mine = homes[world.rank]
+def _connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
+    """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
+    world = blueprint.world
+    schedule = method.program(blueprint)
+    devices = [blueprint.ranks[device] for device in method.placement(blueprint)]
+    evaluation = evaluation_schedule(schedule.stages)
     links: dict[int, Link] = {}
-    rank_of = {stage: rank for rank, stages in enumerate(homes) for stage in stages}
 
     def forward_to(message: Message) -> None:
-        links[rank_of[message.stage]].send(message)
+        links[devices[message.stage]].send(message)
 
-    # Each forward under way is paid back by a backward; evaluation has at most one batch per rank under way.
-    credits = max(method.schedule(len(blueprint.plan.starts)).delay(0) + 1, blueprint.parts, world.size) + 1
-    mail = Mail(mine, credits, forward_to)
-    engine = build_engine(blueprint, mail)
+    mail = Mail({station for station, rank in enumerate(devices) if rank == world.rank}, forward_to=forward_to)
+    for one, parts, accumulate in ((schedule, blueprint.microbatches, blueprint.accumulate), (evaluation, 1, 1)):
+        mail.allow(_checked_room(one, parts, accumulate))
+    engine = Engine(
+        method.stations(blueprint),
+        schedule,
+        mail,
+        devices=devices,
+        microbatches=blueprint.microbatches,
+        accumulate=blueprint.accumulate,
+        mean_loss=blueprint.mean_loss,
+        fed=method.reads_on_every_rank,
+    )
     health = None
     if world.group is not None:
-        health = Health(world.name, world.rank, world.size, lambda r: _describe(homes[r]), mail.fail, stall_limit)
-        tasks = message_peers(blueprint)
-        for peer in range(world.size):
-            kinds = (*_sent_by(peer, world.rank), *tasks.get(peer, ()))
-            if abs(peer - world.rank) == 1 or peer in tasks:
-                links[peer] = Link(peer, world.group, mail, health, kinds)
-    compensation = Compensation(method.compensate if isinstance(method, DTRP) and method.compensate != "auto" else 1)
-    options, plan = blueprint.options, blueprint.plan
-    return Run(blueprint.model, method, plan, options, engine, world, list(links.values()), health, compensation)
+
+        def describe(rank: int) -> str:
+            return _describe([station for station, at in enumerate(devices) if at == rank], schedule.stages)
+
+        health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
+        for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
+            links[peer] = Link(peer, world.group, mail, health, boxes)
+    return Run(
+        blueprint.model,
+        method,
+        blueprint.plan,
+        blueprint.options,
+        engine,
+        world,
+        list(links.values()),
+        health,
+        Compensation(method.joined),
+    )
 
 
-def _sent_by(peer: int, rank: int) -> tuple[str, ...]:
-    """Kinds of messages that only this neighbour sends."""
-    if abs(peer - rank) > 1:
-        return ()
-    return (FORWARD, EVALUATE, *SENT_UP) if peer < rank else (BACKWARD, ACK, *SENT_DOWN)
+def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:
+    """Refuse a schedule that cannot be executed; otherwise tell how many messages each box must hold."""
+    # Long enough that the pipeline is full and every update and every second batch of a kind has been seen.
+    batches = max(2 * accumulate, -(-2 * (schedule.depth + 1) // parts), 2)
+    room: dict[tuple[str, int], int] = {}
+    for (name, _, receiver), count in buffers(check_schedule(schedule, [parts] * batches, accumulate)).room.items():
+        # The end of the data is announced by one more.
+        room[name, receiver] = count + 1
+    return room
 
 
-def _describe(stages: range) -> str:
-    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]}-{stages[-1]}"
+def _peers(schedules: Iterable[Schedule], devices: Sequence[int], own: int) -> dict[int, list[tuple[str, int]]]:
+    """The ranks that this one exchanges messages with, and the boxes here that only they fill."""
+    peers: dict[int, list[tuple[str, int]]] = {}
+    for schedule in schedules:
+        for entry in schedule.entries:
+            for name, sender in entry.takes:
+                if sender == OUTSIDE or devices[sender] == devices[entry.station]:
+                    continue
+                if devices[entry.station] == own:
+                    peers.setdefault(devices[sender], []).append((name, entry.station))
+                elif devices[sender] == own:
+                    peers.setdefault(devices[entry.station], [])
+    return dict(sorted(peers.items()))
+
+
+def _describe(stations: Sequence[int], stages: int) -> str:
+    held = [station for station in stations if station < stages]
+    if not held:
+        return "tasks of other stages"
+    return f"stage {held[0]}" if len(held) == 1 else f"stages {held[0]}-{held[-1]}"

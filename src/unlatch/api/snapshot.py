@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from ..errors import CheckpointMismatch
 from ..io import checkpoint
+from ..runtime.beside import beside_settings, beside_tensors, load_beside
 from ..runtime.engine import Engine
 from ..runtime.stage import Stage
+from ..runtime.updating import completed, plain_part
 from ..runtime.world import World
 
 __all__ = ["load", "model_state", "save"]
@@ -24,20 +27,23 @@ def model_state(stages: Iterable[Stage], names: Names) -> dict[str, Tensor]:
     return {names[s.index][key]: t for s in stages for key, t in s.module.state_dict().items()}
 
 
-def save(path: Path, engine: Engine, names: Names, world: World, loop: dict[str, Any]) -> None:
-    """Write one checkpoint from the stages of all ranks."""
+def save(
+    path: Path, engine: Engine, names: Names, world: World, loop: dict[str, Any], layout: Sequence[int]
+) -> None:
+    """Write one checkpoint from the stages of all ranks; `layout` is the cut that what is beside them belongs to."""
     stages = engine.stages.values()
     for stage in stages:
         stage.updater.forget()
-    own = (model_state(stages, names), *_optimizer_state(stages, names), _common(stages))
+    own = (model_state(stages, names), *_optimizer_state(stages, names), _settings(stages, names))
     parts = world.gather(own)
-    beside = world.gather((engine.extra_tensors(), engine.extra_settings()))
+    stations = engine.stations.values()
+    beside = world.gather((beside_tensors(stations), beside_settings(stations, layout)))
     error: Exception | None = None
     if world.rank == 0:
         state = {
             "loop": {**loop, **engine.counters()},
             "optimizer": {k: v for _, _, scalars, _ in parts for k, v in scalars.items()},
-            **next((common for *_, common in parts if common), {}),
+            **_common([stage for *_, settings in parts for stage in settings]),
             "beside": {k: v for _, settings in beside for k, v in settings.items()},
         }
         extra = {k: v for tensors, _ in beside for k, v in tensors.items()}
@@ -55,7 +61,9 @@ def save(path: Path, engine: Engine, names: Names, world: World, loop: dict[str,
         raise problem
 
 
-def load(path: Path, engine: Engine, names: Names, world: World, *, optimizer: bool) -> dict[str, Any]:
+def load(
+    path: Path, engine: Engine, names: Names, world: World, layout: Sequence[int], *, optimizer: bool
+) -> dict[str, Any]:
     """Read a checkpoint into the stages of this rank. **Returns:** the loop state."""
     found = checkpoint.read(path)
     expected = {name for part in world.gather({n for s in names.values() for n in s.values()}) for name in part}
@@ -73,7 +81,8 @@ def load(path: Path, engine: Engine, names: Names, world: World, *, optimizer: b
             _restore_optimizer(path, stage, own, found)
     loop: dict[str, Any] = found.state.get("loop", {})
     if optimizer:
-        engine.load_extra(found.extra.get("beside", {}), found.state.get("beside", {}))
+        tensors, settings = found.extra.get("beside", {}), found.state.get("beside", {})
+        load_beside(engine.stations.values(), layout, tensors, settings)
         engine.restore_counters(loop)
     return loop
 
@@ -106,42 +115,47 @@ def _optimizer_state(stages: Iterable[Stage], names: Names) -> tuple[dict[str, T
     return tensors, scalars
 
 
-def _common(stages: Iterable[Stage]) -> dict[str, Any]:
-    """What every stage has alike: hyper-parameters and the learning-rate schedule."""
+def _place(stage: Stage, names: Mapping[str, str]) -> list[Any]:
+    """Which stage of which cut it is."""
+    return [stage.updater.place.count, *sorted(_parameter_names(stage, names).values())]
+
+
+def _settings(stages: Iterable[Stage], names: Names) -> list[dict[str, Any]]:
+    """Hyper-parameters and learning-rate schedule of each stage."""
+    found = []
     for stage in stages:
         if stage.updater.optimizer is not None:
             listed = stage.updater.optimizer.param_groups
-            groups = [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in listed]
+            groups = [plain_part({k: v for k, v in g.items() if k != "params"}, tensors=False) for g in listed]
             schedule = stage.updater.scheduler.state_dict() if stage.updater.scheduler is not None else {}
-            kind = type(stage.updater.optimizer).__name__
-            return {"kind": kind, "groups": groups, "schedule": _plain_part(schedule)}
-    return {}
+            found.append(
+                {
+                    "kind": type(stage.updater.optimizer).__name__,
+                    "place": _place(stage, names[stage.index]),
+                    "groups": groups,
+                    "schedule": plain_part(schedule, tensors=False),
+                }
+            )
+    return found
 
 
-def _plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_plain(v) for v in value)
-    return value is None or isinstance(value, bool | int | float | str)
+def _common(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    """What every stage has alike, which fits any cut; and where they differ, each by itself, for the same cut."""
+    if not settings:
+        return {}
+    columns = zip_longest(*(stage["groups"] for stage in settings))
+    common = {
+        "kind": settings[0]["kind"],
+        "groups": [_alike([group for group in column if group is not None]) for column in columns],
+        "schedule": _alike([stage["schedule"] for stage in settings]),
+    }
+    if all(all(common[key] == stage[key] for key in common) for stage in settings):
+        return common
+    return {**common, "stages": settings}
 
 
-def _plain_part(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON can hold of a schedule's state, and of the states of the schedules it is made of."""
-    part: dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, list) and value and all(type(v) is dict for v in value):
-            part[key] = [_plain_part(v) for v in value]
-        elif _plain(value):
-            part[key] = value
-    return part
-
-
-def _completed(own: Any, saved: Any) -> Any:
-    """The saved state, with what was not saved taken from the schedule itself."""
-    if isinstance(own, dict) and isinstance(saved, dict):
-        return {**own, **{k: _completed(own.get(k), v) for k, v in saved.items()}}
-    if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
-        return [_completed(mine, theirs) for mine, theirs in zip(own, saved, strict=True)]
-    return saved
+def _alike(states: list[dict[str, Any]]) -> dict[str, Any]:
+    return {k: v for k, v in states[0].items() if all(k in other and other[k] == v for other in states[1:])}
 
 
 def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found: checkpoint.Checkpoint) -> None:
@@ -163,9 +177,11 @@ def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found
         state = entries.get(known[id(p)], {})
         if state:
             stage.updater.optimizer.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
-    for group, saved in zip(stage.updater.optimizer.param_groups, found.state.get("groups", []), strict=False):
+    place = _place(stage, names)
+    settings = next((one for one in found.state.get("stages", []) if one["place"] == place), found.state)
+    for group, saved in zip(stage.updater.optimizer.param_groups, settings.get("groups", []), strict=False):
         group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
-    if stage.updater.scheduler is not None and found.state.get("schedule"):
+    if stage.updater.scheduler is not None and settings.get("schedule"):
         scheduler = stage.updater.scheduler
-        scheduler.load_state_dict(_completed(scheduler.state_dict(), found.state["schedule"]))
+        scheduler.load_state_dict(completed(scheduler.state_dict(), settings["schedule"]))
     stage.updater.forget()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import cast
 
-from ..schedule.actions import Kind
+from ..schedule.entries import Kind
 from ..schedule.simulation import Simulation
 from ..schedule.simulator_slots import SlotEdge, SlotTask, simulate_slots
 from ..schedule.simulator_stages import Machine

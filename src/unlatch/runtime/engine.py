@@ -1,35 +1,58 @@
-"""Follows a schedule with the stages of this process. Inline it holds all of them, distributed a contiguous few.
+"""Follows a schedule with the stations of this process. Inline it holds all of them, distributed a few.
 
-The loop is the same in both cases, which is why both give the same weights: what differs is only who fills the mail.
+One micro-batch through one process, in the order of the code:
+
+    step(x, y)                    a batch enters: cut into micro-batches, or learned of by message        1
+      for entry of the schedule   in the listed order, for the micro-batch that its offset says           2
+        due?                      `per` and `when`, from the micro-batch alone                            3
+        take                      what the entry's ports name; waits for other processes                  4
+        operation                 of the station, found when the engine was built                         5
+        give                      to stations here or elsewhere; known losses ride along                  6
+        record                    one event                                                               7
+      collect                     batches whose last micro-batch is through everywhere                    8
+
+The loop is the same inline and distributed, which is why both give the same weights: what differs is only who fills
+the mail.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from ..errors import ConfigError, StageFailed, TransportError, UnlatchError
-from ..nn.tree import batch_size, map_tensors, split_batch
-from ..schedule import Action, Kind, Schedule, with_updates
+from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
+from ..nn.tree import batch_size, copied, map_tensors, split_batch
+from ..schedule import OUTSIDE, Entry, Schedule
 from .events import Event, Recorder
-from .mail import BACKWARD, FORWARD, Mail, Message
+from .mail import DATA, Mail, Message
 from .micro import Micro
-from .stage import Returned, Stage
-from .wire import dense
+from .stage import Stage
+from .station import Operation, Station
+from .wire import dense_tree
 
 __all__ = ["Engine", "Finished"]
 
-Part = tuple[Micro, Any, Any]
-NOTHING: tuple[Part, ...] = ()
+#: Plain numbers that say how far an engine is.
+_PROGRESS = (
+    "batches",
+    "handled",
+    "_origin",
+    "_fed",
+    "_done",
+    "_update",
+    "_in_update",
+    "_batch_loss",
+    "_batch_samples",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A batch that is through: its mean loss, and by how many updates the local stages were behind."""
+    """A batch that is through: its mean loss, and by how many updates the local stations were behind."""
 
     batch: int
     loss: float
@@ -37,85 +60,157 @@ class Finished:
     staleness: dict[int, int]
 
 
+@dataclass(slots=True)
+class _Task:
+    """An entry of a station of this process with everything that it needs."""
+
+    entry: Entry
+    station: Station
+    work: Operation
+    takes: tuple[tuple[str, int], ...]
+    gives: tuple[tuple[str, int], ...]
+    always: bool
+    once_per_update: bool
+    is_forward: bool
+    is_gradient: bool
+
+
 class Engine:
-    """Executes actions in schedule order.
+    """Executes entries in schedule order.
 
     **Arguments:**
 
-    - `stages`: the stages of this process by index.
-    - `schedule`: over all stages of the network.
+    - `stations`: those of this process, by number.
+    - `schedule`: over all stations of the network.
     - `mail`: messages in and out.
+    - `devices`: for each station of the schedule its process; all here by default.
     - `microbatches`: parts a batch is cut into (fewer when it has fewer samples).
     - `accumulate`: batches per update.
     - `mean_loss`: whether the loss is a mean over samples, so that parts are weighted by their size.
+    - `fed`: whether this process is fed by its caller although the first station is elsewhere.
     """
 
     def __init__(
         self,
-        stages: dict[int, Stage],
+        stations: Mapping[int, Station],
         schedule: Schedule,
         mail: Mail,
         *,
+        devices: Sequence[int] = (),
         microbatches: int = 1,
         accumulate: int = 1,
         mean_loss: bool = True,
+        fed: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
-        self.stages = stages
+        self.stations = {index: stations[index] for index in sorted(stations)}
         self.schedule = schedule
         self.mail = mail
         self.microbatches = microbatches
         self.accumulate = accumulate
         self.mean_loss = mean_loss
         self.recorder = recorder or Recorder()
-        self.lowest = min(stages)
-        self.leads = self.lowest == 0
         self.batches = 0
+        #: The process of each station.
+        self.devices = devices or (0,) * schedule.stations
+        self._tasks = [self._resolve(entry) for entry in schedule.entries]
+        own = [(task, entry) for task, entry in zip(self._tasks, schedule.entries, strict=True) if task is not None]
+        self._inlets = [task.entry.station for task, _ in own if (DATA, task.entry.station) in task.takes]
+        self.lowest = min(self.stations)
+        self.holds_first = 0 in self.stations
+        #: Whether the caller of this process is asked for batches.
+        self.leads = self.holds_first or fed
+        self._opening = None if self.holds_first else _opening(schedule, self.devices, self.lowest)
+        self._followers = _followers(schedule, self.devices, self.devices[self.lowest])
         self._micros: dict[int, Micro] = {}
-        self._ends: dict[int, int] = {}
+        self._own: dict[int, Micro] = {}
+        self._newest: Micro | None = None
         self._origin = self._fed = self._done = 0
         self._update = self._in_update = 0
         self._losses: dict[int, float] = {}
         self._batch_loss, self._batch_samples = 0.0, 0
+        #: Micro-batches and batches that were fed.
+        self.handled = (0, 0)
+        for station in self.stations.values():
+            station.losses = self._losses
+
+    def _resolve(self, entry: Entry) -> _Task | None:
+        station = self.stations.get(entry.station)
+        if station is None:
+            return None
+        work = station.operations().get(entry.kind)
+        if work is None:
+            raise ConfigError(
+                f"the schedule lists {entry}, but station {entry.station} ({type(station).__name__}) knows no "
+                f"{entry.kind}: expected one of {', '.join(station.operations())}"
+            )
+        return _Task(
+            entry,
+            station,
+            work,
+            tuple((name, entry.station) for name, _ in entry.takes),
+            tuple((name, receiver) for name, receiver in entry.gives),
+            always=entry.when is None and entry.per == "micro",
+            once_per_update=entry.per == "update",
+            is_forward=entry.kind.cost == "forward",
+            is_gradient=entry.kind.cost in ("backward", "weight gradient"),
+        )
+
+    @property
+    def stages(self) -> dict[int, Stage]:
+        """The stages that live in this process, by station."""
+        return {index: s.stage for index, s in self.stations.items() if s.stage is not None}
 
     # -------------------------------------------------------------- one batch
 
     def step(self, x: Any = None, y: Any = None) -> list[Finished] | None:
-        """Feed one batch. Only the process with stage 0 looks at `x` and `y`; the others learn of it by message.
+        """Feed one batch. Only a process that `leads` looks at `x` and `y`; the others learn of it by message.
 
         **Returns:** the batches that finished, or `None` if the leading process announced the end of the data.
         """
-        parts: Iterable[Part] = NOTHING
-        if self.leads:
-            parts = cut = self._cut(x, y)
-            count = len(cut)
-        else:
-            first = self.mail.peek(FORWARD, self.lowest)
+        first = None
+        if self._opening is not None:
+            first = self.mail.peek(*self._opening)
             if first.micro is None:
-                self.mail.take(FORWARD, self.lowest)
                 self.announce_end()
                 return None
+        if self.leads:
+            count = self._enter(x, y)
+        else:
+            assert first is not None
+            assert first.micro is not None
             count = first.micro.count
-        self._run(self.schedule.feed(self._fed, count), iter(parts))
+        self._perform_all(self.schedule.feed(self._fed, count))
         self._fed += count
+        self._newest = self._micros[self._fed - 1]
         self.batches += 1
-        finished = self._collect(self._fed - self.schedule.delay(0))
-        if self.schedule.flushes:
+        self.handled = (self.handled[0] + count, self.handled[1] + 1)
+        finished = self._collect(self._fed - self.schedule.depth)
+        if self.schedule.depth == 0:
             self._restart()
         return finished
 
     def announce_end(self) -> None:
-        """Tell the processes further up that no batch comes next."""
-        above = max(self.stages) + 1
-        if above < self.schedule.stages:
-            self.mail.send(Message(FORWARD, above))
+        """Tell the processes that learn of batches from this one that no batch comes next."""
+        if self._opening is not None:
+            message = self.mail.take(*self._opening)
+            if message.micro is not None:
+                raise DataError(
+                    f"the loader of stage {self.lowest} ends after {self.batches} batches, before that of stage 0: "
+                    'with data="build" every rank needs a loader of the same batches'
+                )
+        for name, station in self._followers:
+            self.mail.send(Message(name, station))
 
     def drain(self) -> list[Finished]:
         """Finish every batch under way; the gradients of an incomplete accumulation are applied as they are."""
-        self._run(self.schedule.drain(self._fed), iter(NOTHING))
-        for stage in self.stages.values():
-            if stage.unapplied:
-                self._update_stage(stage, stage.version)
+        self._perform_all(self.schedule.drain(self._fed))
+        if self._newest is not None and not self._newest.ends:
+            last = replace(self._newest, ends=True)
+            for task in self._tasks:
+                if task is not None and task.once_per_update and task.entry.due(last):
+                    self._perform(task, last)
+        self._newest = None
         if self._in_update:
             self._update, self._in_update = self._update + 1, 0
         finished = self._collect(self._fed)
@@ -124,7 +219,7 @@ class Engine:
 
     @property
     def between_updates(self) -> bool:
-        """Whether the next batch begins an update; only the process that cuts batches knows."""
+        """Whether the next batch begins an update; only a process that cuts batches knows."""
         return self._in_update == 0
 
     @property
@@ -142,37 +237,62 @@ class Engine:
         for stage in self.stages.values():
             stage.updater.version = self._update
 
+    def state(self) -> dict[str, Any]:
+        """Copies of everything between two batches: stations, messages under way, and how far the run is."""
+        own = {name: getattr(self, name) for name in _PROGRESS}
+        micros = {position: asdict(micro) for position, micro in self._micros.items()}
+        rest = {
+            "progress": own,
+            "micros": micros,
+            "newest": asdict(self._newest) if self._newest is not None else None,
+            "losses": self._losses,
+            "mail": self.mail.state(),
+            "recorder": self.recorder.state(),
+        }
+        stations = {index: station.state() for index, station in self.stations.items()}
+        return {"stations": stations, **copied(rest)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the engine was whose `state` this is; it was built alike."""
+        for index, station in self.stations.items():
+            station.load(state["stations"][index])
+        rest = copied({name: part for name, part in state.items() if name != "stations"})
+        for name, value in rest["progress"].items():
+            setattr(self, name, value)
+        self._micros.clear()
+        self._micros.update({position: Micro(**micro) for position, micro in rest["micros"].items()})
+        self._newest = Micro(**rest["newest"]) if rest["newest"] is not None else None
+        # Stations share this very dictionary.
+        self._losses.clear()
+        self._losses.update(rest["losses"])
+        self.mail.load(rest["mail"])
+        self.recorder.load(rest["recorder"])
+
     def route(self, path: str | None = None) -> dict[int, Any]:
         """What evaluation runs through, by stage: the network itself, or another path that the method knows."""
-        if path not in (None, "serial"):
+        stages = self.schedule.stages
+        own = {index: station.route(path) for index, station in self.stations.items() if index < stages}
+        if any(part is None for part in own.values()):
             raise ConfigError(f'this method knows no path {path!r} to evaluate: only "serial", the network itself')
-        return dict(self.stages)
+        return own
 
     def method_statistics(self) -> list[Any]:
-        """What a method measured about itself, for the stages of this process."""
-        return []
+        """What the stations of this process measured about themselves."""
+        seconds = self.recorder.seconds
+        found = [s.measured(seconds.get(index, {}), *self.handled) for index, s in self.stations.items()]
+        return [one for one in found if one is not None]
 
-    def extra_tensors(self) -> dict[str, Tensor]:
-        """What a method trains or stores beside the network, for a checkpoint."""
-        return {}
+    # ----------------------------------------------------------- micro-batches
 
-    def extra_settings(self) -> dict[str, Any]:
-        """Plain numbers that belong to `extra_tensors`."""
-        return {}
-
-    def load_extra(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
-        """Take over what `extra_tensors` and `extra_settings` returned, as far as it is there."""
-
-    def _cut(self, x: Any, y: Any) -> list[Part]:
-        """Cut a batch into micro-batches, each with its identity card."""
+    def _enter(self, x: Any, y: Any) -> int:
+        """Cut a batch into micro-batches and hand each to the stations that take data; give their number."""
         total = batch_size(x)
-        if max(self.stages) < self.schedule.stages - 1:
+        if len(self.stations) < self.schedule.stations:
             # It leaves this process when the sender gets to it; by then the caller may use its memory for the next one.
             y = map_tensors(Tensor.clone, y)
         pieces = split_batch((x, y), self.microbatches)
         self._in_update += 1
         ends = self._in_update == self.accumulate
-        parts = []
         for index, (xi, yi) in enumerate(pieces):
             size = batch_size(xi)
             micro = Micro(
@@ -184,18 +304,42 @@ class Engine:
                 scale=size / total if len(pieces) > 1 and self.mean_loss else 1.0,
                 update=self._update,
                 ends=ends and index == len(pieces) - 1,
+                fresh=self.stations[self.lowest].recognise(xi),
             )
-            parts.append((micro, xi, yi))
+            if self._opening is None:
+                self._micros[self._fed + index] = micro
+            else:
+                self._own[self._fed + index] = micro
+            for station in self._inlets:
+                self.mail.post(Message(DATA, station, micro, (xi, yi)))
         if ends:
             self._update, self._in_update = self._update + 1, 0
-        return parts
+        return len(pieces)
+
+    def _learn(self, number: int) -> Micro:
+        """The micro-batch that another process tells of; its message is left where it is."""
+        assert self._opening is not None, "the process with the first station knows all micro-batches"
+        micro = self.mail.peek(*self._opening).micro
+        if micro is None or micro.id != self._origin + number:
+            got = "the end of the data" if micro is None else f"that of {micro} (id {micro.id})"
+            name, station = self._opening
+            raise TransportError(
+                f"stage {station} expected the {name} message of micro-batch {self._origin + number}, got {got}"
+            )
+        own = self._own.pop(number, None)
+        if own is not None and own != micro:
+            raise DataError(
+                f"stage {self.lowest} is fed {own} ({own.size} samples), stage 0 {micro} ({micro.size} samples): with "
+                'data="build" every rank needs a loader of the same batches'
+            )
+        self._micros[number] = micro
+        return micro
 
     def _collect(self, done: int) -> list[Finished]:
-        """Report the batches whose last part has now been through stage 0, the same ones in every process."""
+        """Report the batches whose last part is now through everywhere, the same ones in every process."""
         finished = []
         for number in range(self._done, done):
             micro = self._micros.pop(number)
-            self._ends.pop(number, None)
             self._batch_loss += micro.scale * self._losses.pop(micro.id)
             self._batch_samples += micro.size
             behind = self.recorder.behind(micro.id)
@@ -210,76 +354,87 @@ class Engine:
         self._origin += self._fed
         self._fed = self._done = 0
 
-    # ---------------------------------------------------------------- actions
+    # ----------------------------------------------------------------- entries
 
-    def _run(self, actions: Iterable[Action], parts: Iterator[Part]) -> None:
-        for kind, index, number in with_updates(actions, self._ends):
-            stage = self.stages.get(index)
-            if stage is None:
+    def _perform_all(self, turns: Iterable[tuple[int, int]]) -> None:
+        tasks, micros = self._tasks, self._micros
+        for number, position in turns:
+            task = tasks[number]
+            if task is None:
                 continue
-            if kind is Kind.F:
-                self._forward(stage, number, parts)
-            elif kind is Kind.B:
-                self._backward(stage, self._micros[number], Kind.B, stage.backward)
-            elif kind is Kind.I:
-                self._backward(stage, self._micros[number], Kind.I, stage.backward_input)
-            elif kind is Kind.W:
-                self._timed(stage, Kind.W, self._micros[number], stage.backward_weights, self._micros[number])
-            else:
-                self._update_stage(stage, number)
+            micro = micros.get(position) or self._learn(position)
+            if task.always or task.entry.due(micro):
+                self._perform(task, micro)
 
-    def _forward(self, stage: Stage, number: int, parts: Iterator[Part]) -> None:
-        if stage.first:
-            micro, inputs, target = next(parts)
-        else:
-            message = self.mail.take(FORWARD, stage.index, self._micros.get(number))
-            assert message.micro is not None
-            micro, (inputs, target) = message.micro, message.payload
-            if micro.id != self._origin + number:
-                raise TransportError(
-                    f"stage {stage.index} expected the forward message of micro-batch {self._origin + number}, got "
-                    f"that of {micro} (id {micro.id})"
-                )
-        self._micros[number] = micro
-        if micro.ends:
-            self._ends[number] = micro.update
-        outputs = self._timed(stage, Kind.F, micro, stage.forward, micro, inputs, target if stage.last else None)
-        if stage.last:
-            assert stage.loss is not None
-            self._losses[micro.id] = stage.loss
-        else:
-            payload = (map_tensors(dense, outputs), target)
-            self.mail.send(Message(FORWARD, stage.index + 1, micro, payload, stage.version))
-
-    def _backward(self, stage: Stage, micro: Micro, kind: Kind, work: Callable[..., Returned]) -> None:
-        cotangent, outputs = None, None
-        if not stage.last:
-            message = self.mail.take(BACKWARD, stage.index, micro)
-            assert message.scalars is not None
-            self._losses[micro.id] = message.scalars["loss"]
-            cotangent, outputs = message.payload
-        returned = self._timed(stage, kind, micro, work, micro, cotangent, outputs)
-        if not stage.first:
-            scalars = {"loss": self._losses[micro.id]}
-            payload = map_tensors(dense, (returned.gradients, returned.inputs))
-            self.mail.send(Message(BACKWARD, stage.index - 1, micro, payload, stage.version, scalars))
-
-    def _update_stage(self, stage: Stage, number: int) -> None:
-        self._timed(stage, Kind.U, number, stage.update)
-
-    def _timed(self, stage: Stage, kind: Kind, subject: Micro | int, work: Callable[..., Any], *args: Any) -> Any:
-        """Do it, record it, and say where it failed if it does."""
-        version, start = stage.version, time.perf_counter()
+    def _perform(self, task: _Task, micro: Micro) -> None:
+        station, losses = task.station, self._losses
+        taken = []
+        for name, receiver in task.takes:
+            message = self.mail.take(name, receiver, micro)
+            if message.scalars is not None:
+                losses[micro.id] = message.scalars["loss"]
+            taken.append(message.payload)
+        version, start = station.version, time.perf_counter()
         try:
-            result = work(*args)
+            given = task.work(micro, *taken)
         except UnlatchError:
             raise
         except Exception as error:
-            what = {Kind.F: "forward", Kind.U: "update"}.get(kind, "backward")
-            of = f"update {subject}" if kind is Kind.U else f"the {what} of {subject}"
-            raise StageFailed(f"stage {stage.index} failed in {of}: {type(error).__name__}: {error}") from error
+            raise _failure(task, micro, error) from error
         end = time.perf_counter()
-        number = subject if isinstance(subject, int) else subject.id
-        version = stage.seen if kind is Kind.F else version
-        self.recorder.add(Event(stage.index, kind.value, number, version, start, end, stage.kept_bytes))
-        return result
+        number = micro.update if task.once_per_update else micro.id
+        if task.is_forward:
+            version = station.seen
+            self.recorder.forward(station.index, micro.id, version)
+        elif task.is_gradient:
+            self.recorder.gradient(station.index, micro.id, version)
+        self.recorder.add(Event(station.index, task.entry.kind, number, version, start, end, station.kept_bytes))
+        if task.gives:
+            loss = losses.get(micro.id)
+            scalars = None if loss is None else {"loss": loss}
+            for (name, receiver), payload in zip(task.gives, given, strict=True):
+                self.mail.send(Message(name, receiver, micro, dense_tree(payload), station.version, scalars))
+
+
+def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:
+    kind, subject = task.entry.kind, f"update {micro.update}" if task.once_per_update else str(micro)
+    if kind.cost in ("auxiliary", "none"):
+        # The letters of a method tell little by themselves.
+        subject = f"the auxiliary work {kind} ({getattr(task.work, '__name__', kind)}) of {subject}"
+    elif kind.cost != "update":
+        subject = f"the {'forward' if kind.cost == 'forward' else 'backward'} of {subject}"
+    return StageFailed(f"stage {task.entry.station} failed in {subject}: {type(error).__name__}: {error}")
+
+
+def _first_entries(schedule: Schedule, devices: Sequence[int]) -> dict[int, Entry]:
+    """For each process, the first thing that it does with a micro-batch."""
+    found: dict[int, Entry] = {}
+    for entry in sorted(schedule.entries, key=lambda entry: entry.offset):
+        found.setdefault(devices[entry.station], entry)
+    return found
+
+
+def _opening(schedule: Schedule, devices: Sequence[int], station: int) -> tuple[str, int]:
+    """The message from which the process of a station learns of a micro-batch."""
+    entry = _first_entries(schedule, devices)[devices[station]]
+    port = next((p for p in entry.takes if p.station != OUTSIDE and devices[p.station] != devices[station]), None)
+    if port is None or entry.when is not None or entry.offset > 0:
+        raise ConfigError(
+            f"the process of station {station} begins with {entry} at offset {entry.offset}: expected an entry that "
+            "takes a message of another process for every micro-batch, in the slot in which it enters: so a process "
+            "learns of it"
+        )
+    return port.name, entry.station
+
+
+def _followers(schedule: Schedule, devices: Sequence[int], own: int) -> list[tuple[str, int]]:
+    """Messages from which other processes learn of micro-batches and which this one sends."""
+    found = []
+    for device, entry in _first_entries(schedule, devices).items():
+        if device == devices[0]:
+            continue
+        name, station = _opening(schedule, devices, entry.station)
+        sender = next(p.station for p in entry.takes if p.name == name)
+        if devices[sender] == own:
+            found.append((name, station))
+    return found

@@ -1,11 +1,8 @@
-"""Evaluation through the pipeline: batches go up, sums of metrics come down, so every rank knows the result.
-
-Each process answers a batch only after its successor did, in 1F1B order, which bounds the batches under way.
-"""
+"""Evaluation is a schedule too: batches go up, sums of metrics come down, so that every process knows the result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,75 +10,100 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..nn.tree import batch_size, map_tensors
-from .mail import ACK, EVALUATE, Mail, Message
-from .stage import Stage
+from ..schedule import OUTSIDE, Entry, Kind, Periodic, Port
+from .engine import Engine
+from .mail import ACK, DATA, EVALUATE, Mail
+from .micro import Micro
+from .station import Operation, Station
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "evaluation_schedule"]
 
 Sums = dict[str, float]
+E = Kind("E", "forward")
+ANSWER = Kind("Answer")
+
+
+def evaluation_schedule(stages: int) -> Periodic:
+    """Every stage evaluates a batch, and answers one that the stages above it have answered: at most as many are under
+    way as there are stages above.
+
+    >>> " ".join(f"{entry}+{entry.offset}" for entry in evaluation_schedule(2).entries)
+    '0E+0 1E+0 1Answer+0 0Answer+1'
+    """
+    entries = []
+    for stage in range(stages):
+        takes = Port(EVALUATE, stage - 1) if stage else Port(DATA, OUTSIDE)
+        gives = (Port(EVALUATE, stage + 1),) if stage < stages - 1 else ()
+        entries.append(Entry(E, stage, 0, (takes,), gives))
+    for stage in reversed(range(stages)):
+        takes_answer = (Port(ACK, stage + 1),) if stage < stages - 1 else ()
+        gives_answer = (Port(ACK, stage - 1),) if stage else ()
+        entries.append(Entry(ANSWER, stage, stages - 1 - stage, takes_answer, gives_answer))
+    return Periodic(stages, tuple(entries))
+
+
+class _Evaluating(Station):
+    """One part of the way through the network; adds up what it is answered."""
+
+    def __init__(self, index: int, part: Any, last: bool, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__(index)
+        self.sums: Sums = {"samples": 0.0, "loss": 0.0, "correct": 0.0, "predictions": 0.0}
+        self._part, self._last, self._loss_fn = part, last, loss_fn
+        self._measured: Sums = {}
+
+    def operations(self) -> Mapping[Kind, Operation]:
+        return {E: self.up, ANSWER: self.down}
+
+    def up(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
+        """Evaluate a batch, and at the end measure it."""
+        x, y = arrived
+        x = self._part.evaluate(x)
+        if not self._last:
+            return ((x, y),)
+        self._measured = _measure(x, y, self._loss_fn)
+        return ()
+
+    def down(self, micro: Micro, *answer: Sums) -> Sequence[Any]:
+        """Add up the sums of a batch and hand them down."""
+        found = answer[0] if answer else self._measured
+        for name, value in found.items():
+            self.sums[name] += value
+        self.losses[micro.id] = found["loss"]
+        return () if self.index == 0 else (found,)
 
 
 def evaluate(
-    stages: dict[int, Stage],
-    total: int,
+    route: Mapping[int, Any],
+    stages: int,
     mail: Mail,
     loader: Iterable[tuple[Any, Any]] | None,
     *,
-    behind: int,
+    devices: Sequence[int] = (),
     loss_fn: Callable[[Any, Any], Tensor],
 ) -> Sums:
     """Mean loss and accuracy over a loader, at the newest weights of every stage.
 
     **Arguments:**
 
+    - `route`: the parts of the way that are in this process, by stage.
     - `loader`: read only where stage 0 lives.
-    - `behind`: processes above this one; so many batches may be under way there.
+    - `devices`: for each stage its process.
     """
-    sums: Sums = {"samples": 0.0, "loss": 0.0, "correct": 0.0, "predictions": 0.0}
-    lowest, highest = min(stages), max(stages)
-    if lowest == 0 and loader is None:
-        raise DataError("evaluate needs a loader on the rank that holds stage 0, got None")
-    source = iter(loader) if lowest == 0 and loader is not None else None
-    sent = answered = 0
-
-    def answer() -> None:
-        nonlocal answered
-        message = mail.take(ACK, highest)
-        assert message.scalars is not None
-        _finish(message.scalars)
-        answered += 1
-
-    def _finish(found: Sums) -> None:
-        for name, value in found.items():
-            sums[name] += value
-        if lowest > 0:
-            mail.send(Message(ACK, lowest - 1, scalars=found))
-
-    while (batch := _next(source, mail, lowest)) is not None:
-        x, y = batch
-        for index in sorted(stages):
-            x = stages[index].evaluate(x)
-        if highest == total - 1:
-            _finish(_measure(x, y, loss_fn))
-        else:
-            mail.send(Message(EVALUATE, highest + 1, payload=(x, y)))
-            sent += 1
-            if sent - answered > behind:
-                answer()
-    if highest < total - 1:
-        mail.send(Message(EVALUATE, highest + 1))
-        while answered < sent:
-            answer()
-    return _summary(sums)
-
-
-def _next(source: Any, mail: Mail, lowest: int) -> tuple[Any, Any] | None:
-    if source is not None:
-        found: tuple[Any, Any] | None = next(source, None)
-        return found
-    message = mail.take(EVALUATE, lowest)
-    payload: tuple[Any, Any] | None = message.payload
-    return payload
+    stations = {index: _Evaluating(index, part, index == stages - 1, loss_fn) for index, part in route.items()}
+    if not stations:
+        return {}
+    engine = Engine(stations, evaluation_schedule(stages), mail, devices=devices)
+    if engine.leads:
+        if loader is None:
+            raise DataError("evaluate needs a loader on the rank that holds stage 0, got None")
+        for x, y in loader:
+            engine.step(x, y)
+        engine.announce_end()
+    else:
+        while engine.step() is not None:
+            pass
+    engine.drain()
+    return _summary(next(iter(stations.values())).sums)
 
 
 def _measure(outputs: Any, target: Any, loss_fn: Callable[[Any, Any], Tensor]) -> Sums:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 __all__ = ["Event", "Recorder", "bubble"]
 
@@ -29,6 +29,8 @@ class Recorder:
     def __init__(self, capacity: int = 100_000) -> None:
         self.events: deque[Event] = deque(maxlen=capacity)
         self.pauses: list[float] = []
+        #: Time spent, by station and kind of entry, over the whole run.
+        self.seconds: dict[int, dict[str, float]] = {}
         self._forward_version: dict[tuple[int, int], int] = {}
         self._behind: dict[int, dict[int, int]] = {}
         self._history: dict[int, deque[int]] = {}
@@ -36,13 +38,29 @@ class Recorder:
     def add(self, event: Event) -> None:
         """Record one action."""
         self.events.append(event)
-        if event.kind == "F":
-            self._forward_version[event.stage, event.batch] = event.version
-        elif event.kind in ("B", "W"):
-            # Of a backward in halves the second counts: its gradient is the one that is applied.
-            behind = event.version - self._forward_version.pop((event.stage, event.batch))
-            self._behind.setdefault(event.batch, {})[event.stage] = behind
-            self._history.setdefault(event.stage, deque(maxlen=4096)).append(behind)
+        seconds = self.seconds.setdefault(event.stage, {})
+        seconds[event.kind] = seconds.get(event.kind, 0.0) + event.end - event.start
+
+    def forward(self, station: int, micro: int, version: int) -> None:
+        """Note the version that a forward saw."""
+        self._forward_version[station, micro] = version
+
+    def gradient(self, station: int, micro: int, version: int) -> None:
+        """Note the version that a gradient of the weights meets; of a backward in halves the second counts."""
+        seen = self._forward_version.pop((station, micro), None)
+        if seen is not None:
+            self._behind.setdefault(micro, {})[station] = version - seen
+            self._history.setdefault(station, deque(maxlen=4096)).append(version - seen)
+
+    def state(self) -> dict[str, Any]:
+        """What is known of micro-batches under way."""
+        seen = [[*key, version] for key, version in self._forward_version.items()]
+        return {"seen": seen, "behind": {micro: dict(late) for micro, late in self._behind.items()}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self._forward_version = {(station, micro): version for station, micro, version in state["seen"]}
+        self._behind = {micro: dict(late) for micro, late in state["behind"].items()}
 
     def pause(self) -> None:
         """Note that training is interrupted now, for an evaluation or a checkpoint."""

@@ -20,6 +20,7 @@ class Micro:
     - `scale`: weight of its mean loss in the batch's loss (`size / samples of the batch`).
     - `update`: number of the update it contributes to; also the version its backward will see.
     - `ends`: whether that update follows its backward.
+    - `fresh`: whether it holds samples that were not met before, where the method asks.
     """
 
     id: int
@@ -30,6 +31,7 @@ class Micro:
     scale: float
     update: int
     ends: bool
+    fresh: bool = False
 
     def __str__(self) -> str:
         part = f", part {self.index + 1} of {self.count}" if self.count > 1 else ""

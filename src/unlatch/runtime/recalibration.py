@@ -13,7 +13,6 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn.tree import Tree
-from .sources import Shortcut
 from .stage import Stage
 
 __all__ = ["recalibrating"]
@@ -64,7 +63,7 @@ def recalibrating(stages: Mapping[int, Stage], route: Mapping[int, Any]) -> Iter
     try:
         estimating = {index: _Estimating(stage, norms[index]) for index, stage in stages.items()}
         yield {
-            i: way.through(estimating[i]) if isinstance(way, Shortcut) else estimating[i] for i, way in route.items()
+            i: way.through(estimating[i]) if hasattr(way, "through") else estimating[i] for i, way in route.items()
         }
     finally:
         for norm, (buffers, momentum) in zip(listed, kept, strict=True):

@@ -44,7 +44,7 @@ class Link:
     - `group`: a process group of this run's own, so that nothing else travels on it.
     - `mail`: where arriving messages go, and who is told of a failure.
     - `health`: turns a broken connection into an error that names the culprit.
-    - `sends`: the kinds of messages that this peer alone sends; a wait for one after it has left is an error.
+    - `sends`: the boxes here (name, station) that this peer alone fills; a wait for one after it has left is an error.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Link:
         group: dist.ProcessGroup,
         mail: Mail,
         health: Witness,
-        sends: Sequence[str] = (),
+        sends: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.peer = peer
         self.bytes_sent = 0

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from .actions import Action, Kind, Schedule, with_updates
-from .execution import interleave
+from .entries import OUTSIDE, Action, Entry, Kind, Port, Schedule, chain_entry
 from .flushed import ZBH1, ZBH2, Flushed, GPipe, OneFOneB, Sequential
-from .freshness import staleness, versions
-from .occupancy import Buffers, buffers
-from .picture import gantt, timetable
-from .rounds import Rounds, forward_locked, one_f_one_b_async, ticked
-from .runs import Streams, by_stage, place, streams, unroll, update_ends
+from .occupancy import Buffers, buffers, staleness, versions
+from .periodic import Periodic, forward_locked, one_f_one_b_async, rounds, split_rounds, ticked
+from .picture import TickEntry, gantt, lockstep, tick_entries, timetable
+from .runs import Streams, by_station, place, streams, unroll, update_ends
 from .simulate import UNIT, Costs, Link, Timeline, simulate
-from .ticks import Entry, lockstep, tick_entries
-from .validity import check, check_order
+from .validity import check, check_order, check_schedule, interleave
 
 __all__ = [
+    "OUTSIDE",
     "UNIT",
     "ZBH1",
     "ZBH2",
@@ -27,22 +25,28 @@ __all__ = [
     "Kind",
     "Link",
     "OneFOneB",
-    "Rounds",
+    "Periodic",
+    "Port",
     "Schedule",
     "Sequential",
     "Streams",
+    "TickEntry",
     "Timeline",
     "buffers",
-    "by_stage",
+    "by_station",
+    "chain_entry",
     "check",
     "check_order",
+    "check_schedule",
     "forward_locked",
     "gantt",
     "interleave",
     "lockstep",
     "one_f_one_b_async",
     "place",
+    "rounds",
     "simulate",
+    "split_rounds",
     "staleness",
     "streams",
     "tick_entries",
@@ -51,5 +55,4 @@ __all__ = [
     "unroll",
     "update_ends",
     "versions",
-    "with_updates",
 ]

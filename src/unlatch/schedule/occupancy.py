@@ -1,17 +1,64 @@
-"""How much is under way: micro-batches that a stage has begun and not ended, and messages that a border must hold."""
+"""What follows from the order alone: which weights each action sees, and how much is under way at most."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 
-from .actions import Action, Kind
-from .runs import Streams, by_stage
+from .entries import Action, Route, Schedule
+from .runs import Streams, by_station, resolved
+from .validity import interleave
 
-__all__ = ["Buffers", "buffers"]
+__all__ = ["Buffers", "buffers", "staleness", "versions"]
 
-_UP = (Kind.F,)
-_DOWN = (Kind.B, Kind.I)
+
+def versions(streams: Streams) -> dict[Action, int]:
+    """Give, for every action, how many updates its station has made before.
+
+    >>> from .entries import Kind
+    >>> from .periodic import ticked
+    >>> from .runs import streams
+    >>> seen = versions(streams(ticked(2), [1] * 4))
+    >>> seen[Action(Kind.F, 0, 3)], seen[Action(Kind.B, 0, 3)]
+    (1, 3)
+    """
+    made: Counter[int] = Counter()
+    seen: dict[Action, int] = {}
+    for stream in streams:
+        for action in stream:
+            seen[action] = made[action.station]
+            if action.kind.cost == "update":
+                made[action.station] += 1
+    return seen
+
+
+def staleness(schedule: Schedule, stage: int, micro: int, group: int | Sequence[int] = 1) -> int:
+    """Count the updates that `stage` makes between the forward and the backward of a micro-batch, in closed form.
+
+    A backward sees as many updates as there are whole groups before its own, whatever the schedule; a forward as many
+    as there are whole groups among the backwards done before it.
+
+    **Arguments:**
+
+    - `micro`: the micro-batch, counted from when the pipeline was last empty.
+    - `group`: micro-batches per update, or the number of each update in turn where they differ.
+
+    >>> from .periodic import ticked
+    >>> [staleness(ticked(3), stage, 20) for stage in range(3)]
+    [4, 2, 0]
+    >>> [staleness(ticked(3), 0, micro, group=3) for micro in range(20, 23)]
+    [1, 2, 1]
+    """
+    if schedule.flushes:
+        return 0
+    done = schedule.finished(stage, micro)
+    if isinstance(group, int):
+        return micro // group - done // group
+    ends = list(accumulate(group))
+    return bisect_right(ends, micro) - bisect_right(ends, done)
 
 
 @dataclass(frozen=True)
@@ -20,66 +67,74 @@ class Buffers:
 
     **Arguments:**
 
-    - `in_flight`: per stage, micro-batches between the start of their forward and the end of their backward (of their
-      weight gradient, where it is split).
-    - `forward`, `backward`: per border (`b` lies between stages `b` and `b + 1`), messages sent and not yet taken up,
-      if the receiver is as slow as the schedule lets it be. A transport with that many slots never makes a sender wait.
+    - `in_flight`: per station, micro-batches between the start of their forward and their last gradient; 0 where a
+      station does not do both.
+    - `room`: per route, messages sent and not yet taken up, if the receiver is as slow as the schedule lets it be. A
+      transport with that many slots never makes a sender wait.
     """
 
     in_flight: tuple[int, ...]
-    forward: tuple[int, ...]
-    backward: tuple[int, ...]
+    room: Mapping[Route, int]
 
 
 def buffers(streams: Streams) -> Buffers:
     """Count what is under way, whatever the timing. The streams must pass `check`.
 
-    >>> from .rounds import ticked
+    >>> from .periodic import ticked
     >>> from .runs import streams
-    >>> buffers(streams(ticked(3), [1] * 9))
-    Buffers(in_flight=(5, 3, 1), forward=(5, 3), backward=(5, 3))
+    >>> found = buffers(streams(ticked(3), [1] * 9))
+    >>> found.in_flight, found.room["forward", 0, 1], found.room["backward", 2, 1]
+    ((5, 3, 1), 5, 3)
     """
-    stages = by_stage(streams)
-    borders = list(pairwise(stages))
-    return Buffers(
-        in_flight=tuple(_in_flight(stream) for stream in stages),
-        forward=tuple(_undelivered(below, above, _UP, _DOWN) for below, above in borders),
-        backward=tuple(_undelivered(above, below, _DOWN, _UP) for below, above in borders),
-    )
+    stations = by_station(resolved(streams))
+    return Buffers(tuple(_in_flight(stream) for stream in stations), _room(stations))
 
 
-def _in_flight(stream: list[Action]) -> int:
+def _in_flight(stream: Sequence[Action]) -> int:
+    closing: dict[int, int] = {}
+    for position, action in enumerate(stream):
+        if action.kind.cost in ("backward", "weight gradient"):
+            closing[action.micro] = position
     now = most = 0
-    for action in stream:
-        if action.kind is Kind.F:
+    for position, action in enumerate(stream):
+        if action.kind.cost == "forward" and action.micro in closing:
             now += 1
             most = max(most, now)
-        elif action.kind is not Kind.I and action.kind is not Kind.U:
+        elif closing.get(action.micro) == position:
             now -= 1
     return most
 
 
-def _undelivered(
-    sender: list[Action], receiver: list[Action], sends: tuple[Kind, ...], replies: tuple[Kind, ...]
-) -> int:
-    """Count messages that can pile up between two stages.
+def _room(stations: Sequence[Sequence[Action]]) -> dict[Route, int]:
+    """Messages that can pile up on every route.
 
-    All that the sender can know of the receiver is in the newest reply it has used: at least what the receiver did
-    before that reply is done. Nothing else holds the receiver to anything, so the rest may still lie in the buffer.
+    All that a sender can know of a receiver came with the messages it has taken, from whomever: at least what the
+    receiver had done by then is done. Nothing else holds the receiver to anything, so the rest may still lie there. A
+    vector clock per station (how many actions of each other one are known to be done) tells exactly that.
     """
-    taken = 0
-    taken_before_reply: list[int] = []
-    for action in receiver:
-        if action.kind in sends:
-            taken += 1
-        elif action.kind in replies:
-            taken_before_reply.append(taken)
-    sent = known = most = used = 0
-    for action in sender:
-        if action.kind in replies:
-            known = taken_before_reply[used]
-            used += 1
-        elif action.kind in sends:
-            sent += 1
-            most = max(most, sent - known)
-    return most
+    clocks = [[0] * len(stations) for _ in stations]
+    under_way: dict[Route, list[list[int]]] = {}
+    # Per route: the position of the receiver after each take, and how many were sent.
+    taken_at: dict[Route, list[int]] = {}
+    room: Counter[Route] = Counter()
+    sent: Counter[Route] = Counter()
+    sends: dict[Route, list[tuple[int, int]]] = {}
+    for action in interleave(stations):
+        assert action.entry is not None
+        own = clocks[action.station]
+        for route in action.entry.incoming:
+            known = under_way[route].pop(0)
+            for other, position in enumerate(known):
+                if position > own[other]:
+                    own[other] = position
+        own[action.station] += 1
+        for route in action.entry.incoming:
+            taken_at.setdefault(route, []).append(own[action.station])
+        for route in action.entry.outgoing:
+            sent[route] += 1
+            sends.setdefault(route, []).append((sent[route], own[route[2]]))
+            under_way.setdefault(route, []).append(list(own))
+    for route, moments in sends.items():
+        takes = taken_at.get(route, [])
+        room[route] = max(count - bisect_right(takes, known) for count, known in moments)
+    return dict(room)

@@ -1,14 +1,142 @@
-"""Schedules as text: the lock-step table of asynchronous ones, a Gantt chart of any run."""
+"""Schedules as text: the lock-step table of asynchronous ones, a Gantt chart of any run.
+
+The lock-step timetable says what every module does in tick 1, 2, 3, ... Station `s` does slot `i` in tick
+`i + hop * s`. With `hop = 1` and delays of two per stage every message of tick `t` is used in tick `t + 1`. Elsewhere a
+wave runs through all stages inside one tick: the forwards of `forward_locked` (`hop = 0`), and the backwards of
+`one_f_one_b_async`, whose delays leave no tick for the way down; `gantt` shows how such a schedule really flows.
+
+Papers count ticks, modules, batches and versions from 1, and so do these tables.
+"""
 
 from __future__ import annotations
 
-from ..errors import ScheduleError
-from .actions import Action, Schedule
-from .runs import Streams
-from .simulate import UNIT, Costs, Timeline, simulate
-from .ticks import Numbering, tick_entries
+from itertools import chain
+from typing import Literal, NamedTuple
 
-__all__ = ["gantt", "timetable"]
+from ..errors import ScheduleError
+from .entries import Action, Kind, Schedule
+from .occupancy import versions
+from .periodic import Periodic
+from .runs import Streams, streams
+from .simulate import UNIT, Costs, Timeline, simulate
+
+__all__ = ["Numbering", "TickEntry", "gantt", "lockstep", "tick_entries", "timetable"]
+
+Numbering = Literal["paper", "real"]
+
+
+class TickEntry(NamedTuple):
+    """One thing in one cell of the timetable.
+
+    `what` is `fw` (forward), `bw` (backward on what the forward kept), `re` (recomputation and backward), or `fb`
+    (forward and backward of the same batch, at the last module).
+
+    >>> str(TickEntry(5, 1, "re", 1, 5))
+    're b1 W5'
+    """
+
+    tick: int
+    module: int
+    what: str
+    batch: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.what} b{self.batch} W{self.version}"
+
+
+def lockstep(schedule: Periodic, ticks: int, batches: int | None = None) -> list[list[list[Action]]]:
+    """Give, for each of the first `ticks` ticks and each stage, what is done, in order.
+
+    **Arguments:**
+
+    - `batches`: how many are fed before the pipeline drains; by default it never does.
+
+    >>> from .periodic import ticked
+    >>> [[str(a) for a in cell] for cell in lockstep(ticked(2), 3)[2]]
+    [['0F2', '0B0'], ['1F1', '1B1']]
+    """
+    fed = ticks if batches is None else batches
+    table: list[list[list[Action]]] = [[[] for _ in range(schedule.stages)] for _ in range(ticks)]
+    for number, micro in chain(schedule.feed(0, fed), schedule.drain(fed)):
+        entry = schedule.entries[number]
+        tick = micro + entry.offset + schedule.hop * entry.station
+        if tick < ticks and entry.per == "micro":
+            table[tick][entry.station].append(Action.of(entry, micro, micro))
+    return table
+
+
+def tick_entries(
+    schedule: Schedule,
+    ticks: int,
+    *,
+    recompute: bool = False,
+    versions: Numbering | None = None,
+    batches: int | None = None,
+    group: int = 1,
+) -> list[TickEntry]:
+    """List what happens in the first `ticks` ticks with the weight version that it uses.
+
+    **Arguments:**
+
+    - `recompute`: whether a backward recomputes its forward with the current weights; otherwise it uses what the
+      forward kept, and carries the version of that forward.
+    - `versions`: how they are numbered. `"real"`: 1 plus the updates made. `"paper"`: the number grows in each tick of
+      a module at the place of its backward, even before it has one, while the weights stay; this is how DTR's
+      timetable is written. By default `"paper"` for schedules with the backward first, `"real"` for all others.
+    - `batches`: how many are fed before the pipeline drains; by default it never does.
+    - `group`: micro-batches per update.
+
+    >>> from .periodic import ticked
+    >>> [str(entry) for entry in tick_entries(ticked(2), 3) if entry.tick == 3]
+    ['fw b3 W1', 'bw b1 W1', 'fb b2 W2']
+    """
+    if not isinstance(schedule, Periodic):
+        raise ScheduleError(
+            f"{type(schedule).__name__} has no lock-step timetable: draw its gantt(streams(...)) instead"
+        )
+    if versions is None:
+        versions = "paper" if _backward_first(schedule) and group == 1 else "real"
+    if versions == "paper" and group != 1:
+        raise ScheduleError(f'versions="paper" counts an update per tick, but an update has {group} micro-batches')
+    label = _paper_labels if versions == "paper" else _real_labels
+    table = lockstep(schedule, ticks, batches)
+    labels = label(schedule, table, group)
+    entries = []
+    for tick, row in enumerate(table, start=1):
+        for cell in row:
+            whats = [(action, _what(action, recompute)) for action in cell]
+            if len(cell) == 2 and cell[0].batch == cell[1].batch:
+                whats = [(cell[0], "fb")]
+            for action, what in whats:
+                source = action._replace(kind=Kind.F) if what == "bw" else action
+                entries.append(TickEntry(tick, action.station + 1, what, action.batch + 1, labels[source]))
+    return entries
+
+
+def _what(action: Action, recompute: bool) -> str:
+    if action.kind is Kind.F:
+        return "fw"
+    return "re" if recompute else "bw"
+
+
+def _backward_first(schedule: Periodic) -> bool:
+    return any(found is not None and found[1] < found[0] for found in map(schedule.passes, range(schedule.stages)))
+
+
+def _paper_labels(schedule: Periodic, table: list[list[list[Action]]], group: int) -> dict[Action, int]:
+    labels = {}
+    for action in (action for row in table for cell in row for action in cell):
+        assert action.entry is not None
+        found = schedule.passes(action.station)
+        after_backward = action.kind is Kind.F and found is not None and found[1] < found[0]
+        labels[action] = action.micro + action.entry.offset + 1 + after_backward
+    return labels
+
+
+def _real_labels(schedule: Periodic, table: list[list[list[Action]]], group: int) -> dict[Action, int]:
+    fed = 1 + max((action.batch for row in table for cell in row for action in cell), default=0)
+    return {action: 1 + seen for action, seen in versions(streams(schedule, [1] * fed, group)).items()}
 
 
 def timetable(
@@ -24,7 +152,7 @@ def timetable(
     `fw b3 W2` is the forward of batch 3 with weight version 2, `bw` a backward with the weights its forward used, `re`
     a recomputation and backward with the current weights, `fb` forward and backward at once.
 
-    >>> from .rounds import ticked
+    >>> from .periodic import ticked
     >>> print(timetable(ticked(2, backward_first=True), 3, recompute=True))
     | tick | module 1 | module 2 |
     |---|---|---|
@@ -64,17 +192,17 @@ def gantt(streams: Streams, costs: Costs = UNIT) -> str:
 
 def _row(timeline: Timeline, number: int) -> tuple[str, list[str]]:
     stream = timeline.streams[number]
-    stages = {action.stage for action in stream}
+    stations = {action.station for action in stream}
     cells = ["."] * _whole(timeline.makespan)
     for action, start, end in zip(stream, timeline.starts[number], timeline.ends[number], strict=True):
         first, after = _whole(start), _whole(end)
         if after > first:
-            cells[first:after] = [_label(action, len(stages) > 1), *["="] * (after - first - 1)]
-    return (f"stage {stages.pop()}" if len(stages) == 1 else f"device {number}"), cells
+            cells[first:after] = [_label(action, len(stations) > 1), *["="] * (after - first - 1)]
+    return (f"stage {stations.pop()}" if len(stations) == 1 else f"device {number}"), cells
 
 
-def _label(action: Action, with_stage: bool) -> str:
-    return str(action) if with_stage else f"{action.kind}{action.batch}"
+def _label(action: Action, with_station: bool) -> str:
+    return str(action) if with_station else f"{action.kind}{action.batch}"
 
 
 def _whole(time: float) -> int:

@@ -1,27 +1,34 @@
 """Self-timed simulation: every worker starts its next action as soon as it is free and the message is there.
 
-Because an action's start depends only on actions before it in any executable order, one pass over such an order is
-enough; no event queue. Times are whatever the costs are: integers and fractions stay exact.
+Times are whatever the costs are: integers and fractions stay exact.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..errors import ScheduleError
-from .actions import Action, Kind
-from .execution import interleave
-from .runs import Streams, stage_homes
+from .entries import Action, Cost, Kind, Route
+from .runs import Streams, resolved, station_devices
+from .simulator_engine import execute, message_graph
 
-__all__ = ["UNIT", "Costs", "Link", "Timeline", "simulate"]
+__all__ = ["UNIT", "Costs", "Link", "Timeline", "simulate", "time_of"]
 
 Costs = Mapping[Kind, float]
 
 #: One unit per forward, input gradient and weight gradient; updates are free.
 UNIT: Costs = MappingProxyType({Kind.F: 1, Kind.B: 2, Kind.I: 1, Kind.W: 1, Kind.U: 0})
+_BY_CLASS: dict[Cost, float] = {
+    "forward": 1,
+    "backward": 2,
+    "input gradient": 1,
+    "weight gradient": 1,
+    "update": 0,
+    "auxiliary": 1,
+    "none": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,11 @@ class Timeline:
             yield from zip(stream, starts, ends, strict=True)
 
 
+def time_of(costs: Costs, kind: Kind) -> float:
+    """What an entry of this kind takes: as given, else a unit by its class of cost."""
+    return costs[kind] if kind in costs else _BY_CLASS[kind.cost]
+
+
 def simulate(
     streams: Streams, costs: Costs | Sequence[Costs] = UNIT, links: Link | Sequence[Link] | None = None
 ) -> Timeline:
@@ -92,73 +104,28 @@ def simulate(
 
     **Arguments:**
 
-    - `streams`: what each worker does, in order. Several stages may share a worker (`streams(..., devices=...)`).
-    - `costs`: time of each kind of action, one mapping for all stages or one per stage.
-    - `links`: one for all borders or one per border; by default messages take no time. Between stages of one worker
-      they never do.
+    - `streams`: what each device does, in order. Several stations may share a device (`streams(..., devices=...)`).
+    - `costs`: time of each kind of action, one mapping for all stations or one per station.
+    - `links`: one for all borders between neighbouring stations or one per border; by default messages take no time.
+      Within a device they never do.
 
-    >>> from .rounds import one_f_one_b_async
+    >>> from .periodic import one_f_one_b_async
     >>> from .runs import streams
     >>> simulate(streams(one_f_one_b_async(2), [1] * 4)).makespan
     15
     """
-    home = stage_homes(streams)
-    stages = len(home)
-    durations = _per_stage(costs, stages)
-    up, down = _wires(links, home)
-    starts: list[list[float]] = [[] for _ in streams]
-    ends: list[list[float]] = [[] for _ in streams]
-    free: list[float] = [0] * len(streams)
-    forwards: list[deque[float]] = [deque() for _ in range(stages)]
-    backwards: list[deque[float]] = [deque() for _ in range(stages)]
-    for kind, stage, _ in interleave(streams):
-        worker = home[stage]
-        begin = free[worker]
-        inbox: deque[float] | None = None
-        if kind is Kind.F:
-            inbox = forwards[stage] if stage else None
-        elif (kind is Kind.B or kind is Kind.I) and stage < stages - 1:
-            inbox = backwards[stage]
-        if inbox is not None and (arrival := inbox.popleft()) > begin:
-            begin = arrival
-        end = free[worker] = begin + durations[stage][kind]
-        starts[worker].append(begin)
-        ends[worker].append(end)
-        if kind is Kind.F:
-            if stage < stages - 1:
-                forwards[stage + 1].append(up[stage].send(end))
-        elif stage and (kind is Kind.B or kind is Kind.I):
-            backwards[stage - 1].append(down[stage - 1].send(end))
-    return Timeline(streams, starts, ends)
+    streams = resolved(streams)
+    stations = len(station_devices(streams))
+    each = [costs] * stations if isinstance(costs, Mapping) else costs
+    if len(each) != stations:
+        raise ScheduleError(f"expected costs for {stations} stations, got {len(each)}")
+    if isinstance(links, Sequence) and len(links) != stations - 1:
+        raise ScheduleError(f"expected links for {stations - 1} borders, got {len(links)}")
 
+    def carry(route: Route) -> tuple[float, float, bool]:
+        _, sender, receiver = route
+        link = links[min(sender, receiver)] if isinstance(links, Sequence) else links or Link()
+        return link.forward if receiver > sender else link.backward, link.latency, False
 
-class _Wire:
-    """One direction of a border: messages queue for it, then travel."""
-
-    __slots__ = ("free", "latency", "time")
-
-    def __init__(self, time: float, latency: float) -> None:
-        self.time, self.latency = time, latency
-        self.free: float = 0
-
-    def send(self, ready: float) -> float:
-        """Send a message that is ready at `ready`; return its arrival."""
-        self.free = max(ready, self.free) + self.time
-        return self.free + self.latency
-
-
-def _per_stage(costs: Costs | Sequence[Costs], stages: int) -> list[dict[Kind, float]]:
-    each = [costs] * stages if isinstance(costs, Mapping) else costs
-    if len(each) != stages:
-        raise ScheduleError(f"expected costs for {stages} stages, got {len(each)}")
-    return [dict(one) for one in each]
-
-
-def _wires(links: Link | Sequence[Link] | None, home: Sequence[int]) -> tuple[list[_Wire], list[_Wire]]:
-    borders = len(home) - 1
-    each = links if isinstance(links, Sequence) else [links or Link()] * borders
-    if len(each) != borders:
-        raise ScheduleError(f"expected links for {borders} borders, got {len(each)}")
-    local = Link()
-    used = [link if home[border] != home[border + 1] else local for border, link in enumerate(each)]
-    return [_Wire(u.forward, u.latency) for u in used], [_Wire(u.backward, u.latency) for u in used]
+    graph, numbers = message_graph(streams, lambda entry: time_of(each[entry.station], entry.kind), carry)
+    return Timeline(streams, *execute(graph, numbers))

@@ -10,12 +10,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from .actions import Action, Kind, Schedule
-from .runs import Streams, streams
+from .entries import Action, Kind, Route, Schedule
+from .runs import Streams, resolved, streams
 from .simulate import Timeline
 from .simulator_engine import execute, no_collection
-from .simulator_stages import Machine, StageWork, jitter_factors, stage_graph
-from .simulator_streams import stage_streams
+from .simulator_stages import Machine, StageWork, jitter_factors, message_bytes, stage_graph
 
 __all__ = ["Simulation", "Span", "simulate_schedule", "simulate_streams"]
 
@@ -172,7 +171,7 @@ def simulate_schedule(
     - `devices`: for each stage the number of its device; by default every stage has its own.
     - `machine`: speeds, links, jitter.
 
-    >>> from .rounds import one_f_one_b_async
+    >>> from .periodic import one_f_one_b_async
     >>> run = simulate_schedule(one_f_one_b_async(4), StageWork(), batches=40)
     >>> run.makespan, run.interval, run.in_flight
     (129, 3.0, (4, 3, 2, 1))
@@ -180,12 +179,9 @@ def simulate_schedule(
     each = [works] * schedule.stages if isinstance(works, StageWork) else list(works)
     parts = [microbatches] * batches
     updates = [microbatches * min(per_update, batches - n) for n in range(0, batches, per_update)]
-    if devices is None:
-        with no_collection():
-            followed: Streams = stage_streams(schedule, parts, per_update)
-    else:
+    with no_collection():
         followed = streams(schedule, parts, per_update, devices)
-    return simulate_streams(followed, each, updates, machine, local=getattr(schedule, "independent", False))
+    return simulate_streams(followed, each, updates, machine)
 
 
 def simulate_streams(
@@ -193,27 +189,32 @@ def simulate_streams(
     works: Sequence[StageWork],
     groups: Sequence[int],
     machine: Machine | None = None,
-    *,
-    local: bool = False,
 ) -> Simulation:
     """Simulate what each device does.
 
-    **Arguments:**
-
-    - `groups`: micro-batches of each update.
-    - `local`: whether no gradient crosses a border.
+    **Arguments:** `groups`: micro-batches of each update.
     """
     machine = machine or Machine()
+    streams = resolved(streams)
     with no_collection():
-        graph, numbers = stage_graph(streams, works, machine, local=local)
+        graph, numbers = stage_graph(streams, works, machine)
         starts, ends = execute(graph, numbers, jitter_factors(machine, [len(stream) for stream in streams]))
     return Simulation(
         Timeline(streams, starts, ends),
         stages=len(works),
         kept_bytes=tuple(work.kept_bytes for work in works),
-        sent_bytes=tuple(work.output_bytes if local else sum(work.border_bytes) for work in works[:-1]),
+        sent_bytes=_border_bytes(streams, works),
         groups=tuple(groups),
     )
+
+
+def _border_bytes(streams: Streams, works: Sequence[StageWork]) -> tuple[float, ...]:
+    """Bytes per micro-batch over each border between neighbouring stages, both ways."""
+    routes: set[Route] = {r for stream in streams for a in stream if a.entry for r in a.entry.outgoing}
+    sizes = [0.0] * (len(works) - 1)
+    for route in routes:
+        sizes[min(route[1], route[2])] += message_bytes(route, works)
+    return tuple(sizes)
 
 
 def _most_open(opened: Sequence[float], closed: Sequence[float]) -> int:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..errors import ScheduleError
+from .entries import Entry, Route
+from .runs import Streams, station_devices
 
-__all__ = ["Edge", "Graph", "execute", "no_collection"]
+__all__ = ["Edge", "Graph", "execute", "message_graph", "no_collection"]
 
 
 @contextmanager
@@ -43,6 +45,7 @@ class Edge:
     - `latency`: from the end of the transmission to the arrival.
     - `blocking`: whether sender and receiver can do nothing else during `time`.
     - `tokens`: messages that lie there from the beginning.
+    - `queue`: edges with the same name are one queue, which any of their sources fills and any target empties.
     """
 
     source: int
@@ -52,6 +55,7 @@ class Edge:
     latency: float = 0
     blocking: bool = False
     tokens: int = 0
+    queue: Hashable = None
 
 
 @dataclass(frozen=True)
@@ -91,13 +95,23 @@ class _Run:
         self.graph, self.streams = graph, streams
         self.incoming: list[list[tuple[int, float]]] = [[] for _ in graph.times]
         self.outgoing: list[list[tuple[int, int | None, float, float, bool]]] = [[] for _ in graph.times]
-        for number, edge in enumerate(graph.edges):
-            self.incoming[edge.target].append((number, edge.time if edge.blocking else 0))
-            self.outgoing[edge.source].append((number, edge.wire, edge.time, edge.latency, edge.blocking))
-        self.tokens: list[deque[float]] = [deque([0] * edge.tokens) for edge in graph.edges]
+        # For each queue, the edge that error texts name.
+        self.edges: list[Edge] = []
+        numbers: dict[Hashable, int] = {}
+        for edge in graph.edges:
+            number = len(self.edges) if edge.queue is None else numbers.setdefault(edge.queue, len(self.edges))
+            if number == len(self.edges):
+                self.edges.append(edge)
+            arrives = (number, edge.time if edge.blocking else 0)
+            if arrives not in self.incoming[edge.target]:
+                self.incoming[edge.target].append(arrives)
+            leaves = (number, edge.wire, edge.time, edge.latency, edge.blocking)
+            if leaves not in self.outgoing[edge.source]:
+                self.outgoing[edge.source].append(leaves)
+        self.tokens: list[deque[float]] = [deque([0] * edge.tokens) for edge in self.edges]
         self.wires: dict[int, float] = {edge.wire: 0 for edge in graph.edges if edge.wire is not None}
-        # For each edge the device that stands and waits for it.
-        self.waiting: list[int | None] = [None] * len(graph.edges)
+        # For each queue the device that stands and waits for it.
+        self.waiting: list[int | None] = [None] * len(self.edges)
         self.free: list[float] = [0] * len(streams)
         self.starts: list[list[float]] = [[] for _ in streams]
         self.ends: list[list[float]] = [[] for _ in streams]
@@ -142,7 +156,7 @@ class _Run:
         for device, (stream, done) in enumerate(zip(self.streams, self.starts, strict=True)):
             if len(done) < len(stream):
                 task = stream[len(done)]
-                edge = next(self.graph.edges[e] for e, _ in self.incoming[task] if not self.tokens[e])
+                edge = next(self.edges[e] for e, _ in self.incoming[task] if not self.tokens[e])
                 number = sum(other == task for other in stream[: len(done)])
                 stuck.append(
                     f"  device {device} stands before {self.graph.describe(task, number)} and waits for "
@@ -150,3 +164,42 @@ class _Run:
                 )
         if stuck:
             raise ScheduleError("\n".join(["the devices wait for each other for ever:", *stuck[:8]]))
+
+
+def message_graph(
+    streams: Streams,
+    time: Callable[[Entry], float],
+    carry: Callable[[Route], tuple[float, float, bool]],
+) -> tuple[Graph, list[list[int]]]:
+    """Tasks (one per entry) and edges (one queue per route), and the streams as numbers of tasks.
+
+    **Arguments:**
+
+    - `time`: that an entry takes.
+    - `carry`: how long a message of a route occupies its wire, its latency, and whether it holds up both sides; asked
+      for routes between devices only.
+    """
+    home = station_devices(streams)
+    numbers: dict[int, int] = {}
+    entries: list[Entry] = []
+    for stream in streams:
+        for action in stream:
+            if id(action.entry) not in numbers:
+                assert action.entry is not None
+                numbers[id(action.entry)] = len(entries)
+                entries.append(action.entry)
+    takers: dict[Route, list[int]] = {}
+    for number, entry in enumerate(entries):
+        for route in entry.incoming:
+            takers.setdefault(route, []).append(number)
+    edges = []
+    wires: dict[Route, int] = {}
+    for source, entry in enumerate(entries):
+        for route in entry.outgoing:
+            near = home[route[1]] == home[route[2]]
+            occupied, latency, blocking = (0, 0, False) if near else carry(route)
+            wire = None if near else wires.setdefault(route, len(wires))
+            for target in takers.get(route, []):
+                edges.append(Edge(source, target, wire, occupied, latency, blocking, queue=route))
+    graph = Graph([time(entry) for entry in entries], edges, lambda task, number: f"{entries[task]}{number}")
+    return graph, [[numbers[id(action.entry)] for action in stream] for stream in streams]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import ScheduleError
-from .actions import Action, Kind
 from .channel import Channel
+from .entries import Action, Kind
 from .simulate import Timeline
 from .simulation import Simulation
 from .simulator_engine import Edge, Graph, execute, no_collection
@@ -113,7 +113,7 @@ def _edge(edge: SlotEdge, tasks: Sequence[SlotTask], devices: int, channel: Chan
         edge.source,
         edge.target,
         wire=source * devices + target,
-        time=edge.size / channel.bandwidth if edge.size else 0,
+        time=channel.sending(edge.size),
         latency=channel.latency,
         blocking=not channel.overlapped,
         tokens=edge.tokens,

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 
 from ..errors import ScheduleError
-from .actions import Action, Kind
 from .channel import FREE, Channel
-from .runs import Streams, stage_homes
-from .simulate import UNIT, Costs
-from .simulator_engine import Edge, Graph
+from .entries import Entry, Route
+from .runs import Streams, station_devices
+from .simulate import UNIT, Costs, time_of
+from .simulator_engine import Graph, message_graph
 
-__all__ = ["Machine", "StageWork", "jitter_factors", "stage_graph"]
-
-_KINDS = tuple(Kind)
-_NUMBER = {kind: number for number, kind in enumerate(_KINDS)}
+__all__ = ["Machine", "StageWork", "jitter_factors", "message_bytes", "stage_graph"]
 
 
 @dataclass(frozen=True)
@@ -80,34 +76,30 @@ class Machine:
         return time if self.speeds is None else time / self.speeds[device]
 
 
-def stage_graph(
-    streams: Streams, works: Sequence[StageWork], machine: Machine, *, local: bool = False
-) -> tuple[Graph, list[list[int]]]:
-    """Tasks (one per stage and kind) and edges (one per border and direction), and the streams as numbers of tasks.
-
-    Where gradients are `local`, no backward waits for the stage above.
-    """
-    home = stage_homes(streams)
+def stage_graph(streams: Streams, works: Sequence[StageWork], machine: Machine) -> tuple[Graph, list[list[int]]]:
+    """Tasks and messages of these streams, with the times that they take on a machine."""
+    home = station_devices(streams)
     if len(works) != len(home):
         raise ScheduleError(f"expected the work of {len(home)} stages, got {len(works)}")
     if machine.speeds is not None and len(machine.speeds) != len(streams):
         raise ScheduleError(f"expected the speeds of {len(streams)} devices, got {len(machine.speeds)}")
-    times = [machine.time(work.times[kind], home[stage]) for stage, work in enumerate(works) for kind in _KINDS]
-    # The task that sends the gradient down: whole backwards, or their first halves.
-    halved = {action.stage for stream in streams for action in stream if action.kind is Kind.I}
-    backward = [_task(stage, Kind.I if stage in halved else Kind.B) for stage in range(len(home))]
-    edges = []
-    for stage, channel in enumerate(machine.channels(len(home) - 1)):
-        near = home[stage] == home[stage + 1]
-        ends = ((_task(stage, Kind.F), _task(stage + 1, Kind.F)), (backward[stage + 1], backward[stage]))
-        ways = zip(ends, works[stage].border_bytes, strict=True)
-        for direction, ((source, target), size) in enumerate(islice(ways, 1 if local else 2)):
-            wire = None if near else 2 * stage + direction
-            sending = 0 if near or not size else size / channel.bandwidth
-            latency = 0 if near else channel.latency
-            edges.append(Edge(source, target, wire, sending, latency, not channel.overlapped))
-    numbers = [[len(_KINDS) * stage + _NUMBER[kind] for kind, stage, _ in stream] for stream in streams]
-    return Graph(times, edges, _describe), numbers
+    channels = machine.channels(len(home) - 1)
+
+    def carry(route: Route) -> tuple[float, float, bool]:
+        channel = channels[min(route[1], route[2])]
+        return channel.sending(message_bytes(route, works)), channel.latency, not channel.overlapped
+
+    def time(entry: Entry) -> float:
+        return machine.time(time_of(works[entry.station].times, entry.kind), home[entry.station])
+
+    return message_graph(streams, time, carry)
+
+
+def message_bytes(route: Route, works: Sequence[StageWork]) -> float:
+    """Bytes of one message between neighbouring stages."""
+    _, sender, receiver = route
+    up, down = works[min(sender, receiver)].border_bytes
+    return up if receiver > sender else down
 
 
 def jitter_factors(machine: Machine, lengths: Sequence[int]) -> list[list[float]] | None:
@@ -119,11 +111,3 @@ def jitter_factors(machine: Machine, lengths: Sequence[int]) -> list[list[float]
         np.random.default_rng([machine.seed, device]).lognormal(-(sigma**2) / 2, sigma, length).tolist()
         for device, length in enumerate(lengths)
     ]
-
-
-def _task(stage: int, kind: Kind) -> int:
-    return len(_KINDS) * stage + _NUMBER[kind]
-
-
-def _describe(task: int, number: int) -> str:
-    return str(Action(_KINDS[task % len(_KINDS)], task // len(_KINDS), number))

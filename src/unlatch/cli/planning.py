@@ -1,0 +1,174 @@
+"""What `plan` and `simulate` share: the layers to place, the machine to place them on, and the flags that name them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from ..errors import ConfigError
+from ..methods import BASELINE
+from ..nn.chain import chain
+from ..plan import profile
+from ..plan.layer_costs import LARGEST, SMALLEST, LayerCost, read_layer_costs
+from ..plan.layer_groups import group_blocks, group_costs, grouped_profile, linear_of
+from ..plan.mac import mac_costs
+from ..plan.model_costs import model_costs
+from ..plan.networks import network_shapes
+from ..plan.systolic import systolic_costs
+from ..schedule.channel import Channel
+from ..schedule.simulator_stages import Machine
+from .prepare import build_model, loaders, model_options
+from .settings import read_settings
+
+__all__ = [
+    "MOST_DEVICES",
+    "ArraySide",
+    "BatchSize",
+    "CostModel",
+    "CostSource",
+    "CostsFile",
+    "Layers",
+    "check_devices",
+    "layer_costs",
+    "machine_of",
+    "writable",
+]
+
+_BATCH, _ARRAY = 64, 128
+
+#: Options that `plan` and `simulate` share.
+CostsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Layers as JSON: name, F, D, G, ... each.")]
+CostModel = Annotated[str | None, typer.Option(help="mac or systolic; for a model: measured or mac.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, max=10**6, help="Samples per batch of a published network.  [default: 64]")
+]
+ArraySide = Annotated[
+    int | None, typer.Option(min=1, max=10**6, help="Rows and columns of a systolic array.  [default: 128]")
+]
+
+
+@dataclass(frozen=True)
+class CostSource:
+    """The flags that name a source; exactly one of the first three is given."""
+
+    costs: Path | None
+    network: str | None
+    conf: Path | None
+    model: str | None
+    batch: int | None = None
+    array: int | None = None
+    data_dir: str | None = None
+
+
+class Layers(NamedTuple):
+    """The layers, the samples per batch where the source tells, and which layers are linear maps where it is known."""
+
+    costs: list[LayerCost]
+    batch: int | None = None
+    linear: list[bool] | None = None
+
+
+def layer_costs(source: CostSource) -> Layers:
+    """What to plan."""
+    given = [x for x in (source.costs, source.network, source.conf) if x is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            "which layers? Expected one of: a settings file CONF.toml, --costs FILE, --network NAME (alexnet, vgg16, "
+            f"resnet50, ...), got {len(given)} of them"
+        )
+    if source.network is None and source.batch is not None:
+        raise ConfigError("--batch belongs to --network; files and settings have a batch of their own: leave it out")
+    if source.array is not None and source.model != "systolic":
+        raise ConfigError("--array belongs to --cost-model systolic: add it, or leave --array out")
+    if source.costs is not None:
+        if source.model is not None:
+            raise ConfigError(f"--costs says what layers cost, so --cost-model {source.model} has nothing to do")
+        return Layers(read_layer_costs(source.costs))
+    if source.network is not None:
+        return _published(source.network, source.model or "mac", source.batch or _BATCH, source.array or _ARRAY)
+    assert source.conf is not None
+    return _own_model(source.conf, source.model or "measured", source.data_dir)
+
+
+def _published(name: str, how: str, batch: int, array: int) -> Layers:
+    shapes = network_shapes(name)
+    if how == "mac":
+        return Layers(mac_costs(shapes, batch=batch), batch)
+    if how == "systolic":
+        return Layers(systolic_costs(shapes, batch=batch, rows=array, columns=array), batch)
+    raise ConfigError(f"--cost-model for a network is mac or systolic, got {how!r}")
+
+
+def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
+    """Layers as training forms them: blocks without weights join the layer below, tied ones are one."""
+    if how not in ("measured", "mac"):
+        raise ConfigError(f"--cost-model for a model of one's own is measured or mac, got {how!r}")
+    # Whatever the settings say of method and stages is what the plan is to decide.
+    config, _ = read_settings(conf, [], method=BASELINE, data_dir=data_dir)
+    loader = loaders(config)[0]
+    x = loader.batch(0, 0)[0]
+    blocks = chain(build_model(config, model_options(config, loader)))
+    spans = group_blocks(blocks)
+    precision = config.run.precision
+    if how == "mac":
+        costs = group_costs(model_costs(blocks, x), blocks, spans)
+    else:
+        costs = grouped_profile(profile(blocks, x, precision=precision), spans)
+    linear = [linear_of(blocks, span, precision) is not None for span in spans]
+    return Layers(costs, config.data.batch_size, linear)
+
+
+#: Beyond it a plan is a list of idle devices that no memory holds.
+MOST_DEVICES = 100_000
+
+
+def machine_of(
+    bandwidth: float, latency: float, *, overlapped: bool = True, jitter: float = 0.0, seed: int = 0
+) -> Machine:
+    """The machine that flags ask for.
+
+    >>> machine_of(100.0, 0.5).channel.time(50)
+    1.0
+    """
+    if not (SMALLEST <= bandwidth <= LARGEST or bandwidth == math.inf):
+        raise ConfigError(
+            f"--bandwidth is in bytes per unit of time, from {SMALLEST:g} to {LARGEST:g} or inf, got {bandwidth}"
+        )
+    if not (latency == 0 or SMALLEST <= latency <= LARGEST):
+        raise ConfigError(f"--latency is a time, 0 or from {SMALLEST:g} to {LARGEST:g}, got {latency}")
+    if not 0 <= jitter <= 10:
+        raise ConfigError(f"--jitter is a relative standard deviation from 0 to 10, got {jitter}")
+    return Machine(Channel(bandwidth, latency, overlapped), jitter=jitter, seed=seed)
+
+
+def check_devices(count: int) -> int:
+    """The number of devices if there can be so many.
+
+    >>> check_devices(4)
+    4
+    """
+    if count > MOST_DEVICES:
+        raise ConfigError(f"--devices goes up to {MOST_DEVICES:,}, got {count}")
+    return count
+
+
+def writable(path: Path | None, flag: str, endings: tuple[str, ...] = ()) -> None:
+    """Refuse, before any work is done, a path that cannot be written or a picture of unknown form.
+
+    >>> writable(Path("absent/plan.json"), "--out")
+    Traceback (most recent call last):
+        ...
+    unlatch.errors.ConfigError: --out absent/plan.json: there is no folder absent
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: is a folder; expected the name of a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{flag} {path}: there is no folder {path.parent}")
+    if endings and path.suffix.lower() not in endings:
+        raise ConfigError(f"{flag} {path}: expected a name that ends in {' or '.join(endings)}")

@@ -1,0 +1,183 @@
+"""From settings to a prepared run: everything its ranks must agree on, decided once and sent to all of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import data, models
+from ..api import Run, parallelize
+from ..api.advice import advise_method
+from ..api.given_plan import follow_tasks, read_plan
+from ..config import Config
+from ..data.loader import Loader
+from ..errors import ConfigError
+from ..methods import Method, get
+from ..nn.chain import chain
+from ..nn.tree import Tree
+from ..plan import Plan
+from ..schedule.stability import Advice
+
+__all__ = ["PreparedRun", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run with every open choice made: which cut, how many micro-batches, how many updates.
+
+    **Arguments:**
+
+    - `method`: with nothing left on `"auto"`.
+    - `plan`: where the model is cut.
+    - `model_options`: arguments of the model's builder, those that follow from the data included.
+    - `batches`: batches per epoch.
+    - `notes`: what the user should know about these choices.
+    - `advice`: what the delays cost, if anything can be said about it.
+    """
+
+    config: Config
+    method: Method
+    plan: Plan
+    model_options: dict[str, Any]
+    batches: int
+    notes: tuple[str, ...] = ()
+    advice: Advice | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps in one epoch: batches of the loader, or of several of them joined."""
+        return math.ceil(self.batches / self.method.joined)
+
+
+def updates_in(steps: int, epochs: int, accumulate: int) -> int:
+    """Updates of a whole run; what is left of an accumulation at the end makes one of its own.
+
+    >>> updates_in(steps=5, epochs=2, accumulate=4)
+    3
+    """
+    return math.ceil(steps * epochs / accumulate)
+
+
+def loaders(config: Config) -> tuple[Loader, Loader]:
+    """The training and the test batches that the settings ask for."""
+    asked = config.data
+    train, test = data.load(asked.name, asked.dir, train_size=asked.subset, **asked.options)
+    augment = train.augment is not None if asked.augment is None else asked.augment
+    common: dict[str, Any] = {"batch_size": asked.batch_size, "channels_last": config.model.channels_last}
+    return (
+        Loader(train, shuffle=True, seed=config.run.seed, augment=augment, drop_last=asked.drop_last, **common),
+        Loader(test, **common),
+    )
+
+
+def build_model(config: Config, options: dict[str, Any]) -> nn.Module:
+    """The model with its initial weights: a function of the seed, so that every rank builds the same one."""
+    torch.manual_seed(config.run.seed)
+    model = models.build(config.model.name, **options)
+    # torch's overloads know no memory_format without a dtype.
+    return model.to(memory_format=torch.channels_last) if config.model.channels_last else model  # type: ignore[call-overload]
+
+
+def model_options(config: Config, train: Loader) -> dict[str, Any]:
+    """Arguments of the model's builder: what follows from the data, unless the settings say otherwise."""
+    suited = models.options_for(config.model.name, train.data.sample_shape, train.data.classes)
+    return suited | config.model.options
+
+
+def prepare(config: Config, train: Loader | None = None, before: Mapping[str, Any] | None = None) -> PreparedRun:
+    """Read the data, build the model, measure it, cut it, and decide what was left open.
+
+    Everything that can be wrong with the settings comes to light here, before any process is started.
+
+    **Arguments:**
+
+    - `train`: the training batches if they are at hand; read otherwise.
+    - `before`: the loop state of a checkpoint of the same run, whose measured choices are kept: measured again they
+      might come out differently, and the run would not go on as it began.
+    """
+    loader = train or loaders(config)[0]
+    options = model_options(config, loader)
+    model = build_model(config, options)
+    sample = loader.batch(0, 0)
+    method = get(config.method.name, **config.method.options)
+    changes: dict[str, Any] = {"sample": sample, "distributed": False}
+    if before is not None:
+        if "joined" in before:
+            method = method.joining(before["joined"])
+        if before.get("split") is not None:
+            changes["split"] = before["split"]
+    if config.run.plan is not None:
+        changes["plan"] = _given(config, model, method)
+    with _said() as remarks:
+        trial = _parallelize(config, model, method, **changes)
+    advice = _advice(config, trial.method)
+    # The plan shows its own note, and the advice has a place of its own.
+    shown = {trial.plan.note, "" if trial.advice is None else trial.advice.warning}
+    notes = tuple(dict.fromkeys(note for note in [*trial.notes, *remarks] if note not in shown))
+    return PreparedRun(config, trial.method, trial.plan, options, len(loader), notes, advice)
+
+
+def _given(config: Config, model: nn.Module, method: Method) -> Plan:
+    given = read_plan(str(config.run.plan), config.method.name)
+    if not given.tasks:
+        raise ConfigError(f"run.plan: {given.source} places no tasks: give it with --plan")
+    if given.stages != config.run.stages:
+        raise ConfigError(f"run.plan: {given.source} uses {given.stages} devices, but run.stages is not as many")
+    return follow_tasks(given, chain(model), method, config.run.precision)
+
+
+def _advice(config: Config, method: Method) -> Advice | None:
+    optimizer = config.optimizer_factory()([nn.Parameter(torch.zeros(1))])
+    return advise_method(method, config.run.stages, optimizer, config.data.batch_size)
+
+
+@contextmanager
+def _said() -> Iterator[list[str]]:
+    """What the library says in its log, as a list instead of lines that interrupt a table."""
+    remarks: list[str] = []
+    log = logging.getLogger("unlatch")
+
+    def keep(record: logging.LogRecord) -> bool:
+        remarks.append(record.getMessage())
+        return False
+
+    log.addFilter(keep)
+    try:
+        yield remarks
+    finally:
+        log.removeFilter(keep)
+
+
+def make_run(prepared: PreparedRun, sample: tuple[Tree, Tree] | None = None, **changes: Any) -> Run:
+    """The run itself, on whatever ranks this process is one of; `changes` replace arguments of `parallelize`."""
+    config = prepared.config
+    updates = updates_in(prepared.steps, config.run.epochs, prepared.method.accumulate)
+    settings = {"plan": prepared.plan, "lr_scheduler": config.lr_factory(updates), "sample": sample}
+    model = changes.pop("model", None) or build_model(config, prepared.model_options)
+    method = changes.pop("method", prepared.method)
+    with _said():  # what there is to say was said when it was prepared
+        return _parallelize(config, model, method, **{**settings, **changes})
+
+
+def _parallelize(config: Config, model: nn.Module, method: Method, **changes: Any) -> Run:
+    settings: dict[str, Any] = {
+        "stages": config.run.stages,
+        "loss_fn": config.loss_fn(),
+        "optimizer": config.optimizer_factory(),
+        "split": _split(config.run.split),
+        "precision": config.run.precision,
+        "clip_grad_norm": config.run.clip_grad_norm,
+        "seed": config.run.seed,
+    }
+    return parallelize(model, method, **{**settings, **changes})
+
+
+def _split(split: str | Sequence[str]) -> str | list[str]:
+    return split if isinstance(split, str) else list(split)

@@ -1,0 +1,237 @@
+"""A layer where its forward runs and its weights live, in the three forms that LayerPipe's tasks need.
+
+What is computed elsewhere comes back as gradients of the weights; what is needed elsewhere leaves as weights.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...nn.linear_map import LinearMap
+from ...nn.randomness import replayable
+from ...nn.tree import Tree, flatten, map_tensors, unflatten
+from ...rules.bundle import Rules
+from ...runtime.micro import Micro
+from ...runtime.stage import Gradients, Kept, Stage, StageOptions
+from .routes import LayerTasks
+
+__all__ = ["GraphHome", "Home", "LinearHome", "WholeHome"]
+
+
+class Home(Stage):
+    """What all forms have in common.
+
+    **Arguments** (besides those of `Stage`):
+
+    - `layer`: its place among the layers, which random numbers depend on; `index` also counts processors without one.
+    - `tasks`: where the tasks of the layer are done.
+    - `last`: whether the loss follows.
+    - `couriers`: to how many processors its weights are sent for each micro-batch.
+    - `factor`: on every learning rate.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        stages: int,
+        module: nn.Module,
+        rules: Rules,
+        options: StageOptions,
+        *,
+        layer: int,
+        tasks: LayerTasks,
+        last: bool,
+        couriers: int = 0,
+        factor: float = 1.0,
+        delay: int = 0,
+    ) -> None:
+        super().__init__(index, stages, module, rules, options, delay=delay)
+        self.layer = layer
+        self.tasks = tasks
+        # Unless its graph ends with the loss, that is computed beside it.
+        self.last = last and tasks.kind == "whole"
+        self.updater.factor = factor
+        self._weight_uses = couriers + sum(d.processor == tasks.home for d in tasks.input_gradient)
+        self._uses_left: dict[int, int] = {}
+        self._awaited: set[int] = set()
+
+    @abstractmethod
+    def input_gradient(self, micro: Micro, cotangent: Gradients | None) -> Gradients:
+        """Its D, or the share of it that is done here: `cotangent` holds the rows of that share."""
+
+    @abstractmethod
+    def weight_gradient(self, micro: Micro, cotangent: Gradients | None, inputs: Tree) -> Gradients | None:
+        """Its G, if that is done here. **Returns:** gradients in the order of `params`; `None` if added already."""
+
+    @contextmanager
+    def passing(self, kept: Kept) -> Iterator[None]:
+        with replayable(self.options.seed, self.layer, kept.micro.id), self._autocast():
+            yield
+
+    def loss_gradient(self, micro: Micro, outputs: Tree, target: Tree) -> Gradients:
+        """The loss, and its gradient with respect to the layer's output."""
+        tensors, spec = flatten(outputs)
+        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+        with self._autocast():
+            loss = self._checked_loss(self.options.loss_fn(unflatten(spec, leaves), target), micro)
+        wanted = [t for t in leaves if t.requires_grad]
+        found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+        return [next(found) if t.requires_grad else None for t in leaves]
+
+    def behind(self, micro: Micro) -> int:
+        """Updates since the forward of a micro-batch."""
+        return self.version - self._kept[micro.id].version
+
+    def receive(self, micro: Micro, gradients: Gradients) -> None:
+        """Add the gradients of a micro-batch that were computed elsewhere, or without `.grad`."""
+        for p, g in zip(self.params, gradients, strict=True):
+            if g is not None:
+                p.grad = g if p.grad is None else p.grad.add_(g)
+        if micro.index == micro.count - 1:
+            self._batches += 1
+        self._awaited.remove(micro.id)
+        self._clear(micro)
+
+    def send_weights(self, micro: Micro) -> list[Tensor]:
+        """The weights that a task elsewhere must see; they never change afterwards."""
+        kept = self._kept[micro.id]
+        shown = self.backward_view.weights(kept, self.version, lasting=True)
+        # What the next update writes into must not travel.
+        values = [t.clone() if t.data_ptr() == p.data_ptr() else t for t, p in zip(shown, self.params, strict=True)]
+        self._used(micro)
+        return values
+
+    def uses_state(self) -> dict[str, Any]:
+        """Which uses of what is kept are still to come."""
+        return {"uses_left": self._uses_left, "awaited": sorted(self._awaited)}
+
+    def load_uses(self, state: Mapping[str, Any]) -> None:
+        """Take over what `uses_state` returned."""
+        self._uses_left, self._awaited = dict(state["uses_left"]), set(state["awaited"])
+
+    def _enter(self, micro: Micro, kept: Kept) -> None:
+        """Begin to count the uses of what is kept."""
+        self._kept[micro.id] = kept
+        self._uses_left[micro.id] = self._weight_uses
+        self._awaited.add(micro.id)
+
+    def _used(self, micro: Micro) -> None:
+        self._uses_left[micro.id] -= 1
+        self._clear(micro)
+
+    def _clear(self, micro: Micro) -> None:
+        """Let go of weights after their last use, and of everything once the gradient has come as well."""
+        if self._uses_left[micro.id]:
+            return
+        self._kept[micro.id].weights = None
+        if micro.id not in self._awaited:
+            self.weighed(self._kept.pop(micro.id), 0)
+            del self._uses_left[micro.id]
+
+
+class WholeHome(Home):
+    """All tasks here, on one graph: an ordinary stage."""
+
+    def input_gradient(self, micro: Micro, cotangent: Gradients | None) -> Gradients:
+        half = self.backward if self.tasks.fused else self.backward_input
+        return half(micro, cotangent).gradients
+
+    def weight_gradient(self, micro: Micro, cotangent: Gradients | None, inputs: Tree) -> None:
+        if not self.tasks.input_gradient:
+            self.backward(micro, cotangent)
+        elif not self.tasks.fused:
+            self.backward_weights(micro)
+
+
+class GraphHome(Home):
+    """Any layer with a gradient that is computed elsewhere. Its graph is kept if the other one is computed here."""
+
+    def forward(self, micro: Micro, inputs: Tree, target: Tree = None) -> Tree:
+        places = (*self.tasks.input_gradient, self.tasks.weight_gradient)
+        if any(place.processor == self.tasks.home for place in places):
+            outputs = super().forward(micro, inputs)
+            self._enter(micro, self._kept[micro.id])
+            return outputs
+        leaves, spec = flatten(inputs)
+        kept = Kept(micro, self.version, [t.detach() for t in leaves], spec)
+        with torch.no_grad(), self._forward_weights(kept):
+            outputs = self.run(kept)
+        kept.inputs = []
+        self._enter(micro, kept)
+        return map_tensors(Tensor.detach, outputs)
+
+    def input_gradient(self, micro: Micro, cotangent: Gradients | None) -> Gradients:
+        inputs = self._kept[micro.id].inputs
+        found = iter(self._differentiate(micro, cotangent, [t for t in inputs if t.requires_grad]))
+        gradients = [next(found) if t.requires_grad else None for t in inputs]
+        self._used(micro)
+        return gradients
+
+    def weight_gradient(self, micro: Micro, cotangent: Gradients | None, inputs: Tree) -> Gradients:
+        return self._differentiate(micro, cotangent, self.params)
+
+    def _differentiate(self, micro: Micro, cotangent: Gradients | None, wanted: Sequence[Tensor]) -> Gradients:
+        kept = self._kept[micro.id]
+        with self._backward_weights(kept):
+            roots, grads, _ = self.activation.roots(self, kept, cotangent)
+            found = torch.autograd.grad(roots, wanted, grads, allow_unused=True) if roots and wanted else None
+        kept.outputs = None
+        return [None] * len(wanted) if found is None else list(found)
+
+
+class LinearHome(Home):
+    """A linear map: nothing is kept but the weights that the forward saw. Whoever computes G holds the input."""
+
+    def __init__(self, *args: Any, linear: LinearMap, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.linear = linear
+        self.shapes: dict[int, tuple[int, ...]] = {}
+
+    def forward(self, micro: Micro, inputs: Tree, target: Tree = None) -> Tree:
+        kept = Kept(micro, self.version, [inputs.detach()], "tensor")
+        with torch.no_grad(), self._forward_weights(kept):
+            outputs: Tensor = self.run(kept)
+        kept.inputs = []
+        if not self._weight_uses:
+            kept.weights = None
+        self.shapes[micro.id] = tuple(inputs.shape)
+        self._enter(micro, kept)
+        return outputs.detach()
+
+    def input_gradient(self, micro: Micro, cotangent: Gradients | None) -> Gradients:
+        assert cotangent is not None
+        (delta,) = cotangent
+        assert delta is not None
+        shape = (delta.shape[0], *self.shapes[micro.id][1:])
+        with torch.no_grad():
+            found = self.linear.input_gradient(delta, self._seen_by_backward(micro), shape)
+        self._used(micro)
+        return [found]
+
+    def weight_gradient(self, micro: Micro, cotangent: Gradients | None, inputs: Tree) -> Gradients:
+        assert cotangent is not None
+        (delta,) = cotangent
+        assert delta is not None
+        with torch.no_grad():
+            return [*self.linear.weight_gradients(delta, inputs)]
+
+    def _seen_by_backward(self, micro: Micro) -> list[Tensor]:
+        return self.backward_view.weights(self._kept[micro.id], self.version)
+
+    def uses_state(self) -> dict[str, Any]:
+        return {**super().uses_state(), "shapes": self.shapes}
+
+    def load_uses(self, state: Mapping[str, Any]) -> None:
+        super().load_uses(state)
+        self.shapes = dict(state["shapes"])
+
+    def _clear(self, micro: Micro) -> None:
+        super()._clear(micro)
+        if micro.id not in self._kept:
+            del self.shapes[micro.id]

@@ -1,0 +1,202 @@
+"""LayerPipe: the two gradients of a layer as separate work, placed on processors so that all are equally busy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from ...errors import ConfigError, PlanError
+from ...nn.chain import Block, StageChain
+from ...nn.tree import Tree
+from ...plan import Plan
+from ...plan.layer_costs import LayerCost
+from ...plan.layer_groups import linear_of
+from ...plan.task_plan import TaskPlan
+from ...rules.activations import Graph
+from ...rules.bundle import Rules
+from ...rules.updates import StagePlace
+from ...rules.weights import backward_weights
+from ...runtime.blueprint import Blueprint
+from ...runtime.station import Station
+from ...schedule import Schedule, split_rounds, ticked
+from ..base import Delayed, Method, register
+from ..options import AtLeast
+from .away import GraphAway, LinearAway
+from .entries import TaskLayout
+from .home import GraphHome, Home, LinearHome, WholeHome
+from .planner import LayerPipePlanner
+from .planning import plan_layers
+from .routes import LayerKind, Routes
+from .station import TaskStation
+
+__all__ = ["LayerPipe"]
+
+@register
+@dataclass(frozen=True)
+class LayerPipe(Delayed):
+    """Gradient pipelining (Unnikrishnan and Parhi 2021, 2025), reconstructed from the published abstracts.
+
+    **Arguments:**
+
+    - `mode`: what is placed. `"stages"` is LayerPipe2: whole layers in stages, one hop per tick, delay 2S with S stages
+      above. The others place forward (F), input gradient (D) and weight gradient (G) of every layer by themselves;
+      then `stages` of `parallelize` counts processors. `"divisible"`: a D may be shared by neighbours, split over the
+      rows of the batch. `"atomic"`: it may not. `"factor"`: its elementwise factor goes to the layer below.
+    - `weights`: of the backward: a `"stash"` of the forward's, the `"latest"`, or a moving-`"average"` reconstruction
+      of the forward's.
+    - `g`: slots by which every weight gradient comes later than its delay demands.
+    - `halves`: compute input and weight gradients one after the other in mode `"stages"` (`g` > 0 implies it).
+    - `costs`: of the layers, instead of a measurement: a costs file (as for `unlatch plan --costs`) or what it holds.
+    - `delays`: per stage, set from the plan by `parallelize`.
+
+    >>> LayerPipe(mode="stages", g=1).gaps(3)
+    (5, 3, 1)
+    """
+
+    mode: Literal["divisible", "atomic", "factor", "stages"] = "divisible"
+    weights: Literal["stash", "latest", "average"] = "stash"
+    g: Annotated[int, AtLeast(0)] = 0
+    halves: bool = False
+    costs: str | tuple[LayerCost, ...] | None = None
+    delays: tuple[int, ...] = ()
+
+    name = "layerpipe"
+    summary = "F, D and G of each layer placed by themselves, delay 2(K-k) or as planned"
+    planner = LayerPipePlanner()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.places_tasks and self.beta != 1.0:
+            raise ConfigError(f'layerpipe: beta acts between stages, so it needs mode="stages": got beta={self.beta}')
+        object.__setattr__(self, "delays", tuple(self.delays))
+        self.rules()
+
+    @property
+    def places_tasks(self) -> bool:
+        """Whether tasks are placed, not stages."""
+        return self.mode != "stages"
+
+    def schedule(self, stages: int) -> Schedule:
+        """The order of stages; where tasks are placed, that of the stages with the same number of hops."""
+        return split_rounds(stages, self.g) if self.g or self.halves else ticked(stages)
+
+    def rules(self) -> Rules:
+        return self._rules(Graph(), backward_weights(self.weights))
+
+    def gaps(self, stages: int) -> tuple[int, ...]:
+        return self.delays or super().gaps(stages)
+
+    def crossed(self, stages: int) -> list[int]:
+        # The moving average stands in for the weights of the input gradient, which is not late by g.
+        parts = (1 if self.microbatches == "auto" else self.microbatches) * self.accumulate
+        return [math.ceil((gap - self.g) / parts) for gap in self.gaps(stages)]
+
+    def plan(
+        self,
+        blocks: Sequence[Block],
+        stages: int,
+        split: Literal["auto"] | Sequence[str] = "auto",
+        sample: tuple[Tree, Tree] | None = None,
+        precision: Literal["fp32", "bf16"] = "fp32",
+    ) -> Plan:
+        if self.places_tasks:
+            return plan_layers(blocks, self, stages, split, sample, precision)
+        return super().plan(blocks, stages, split, sample, precision)
+
+    def check_plan(self, plan: Plan, stages: int) -> None:
+        if not self.places_tasks:
+            super().check_plan(plan, stages)
+        elif not isinstance(plan, TaskPlan):
+            raise PlanError(
+                f'layerpipe in mode "{self.mode}" needs a plan of tasks: leave plan out, or pass a TaskPlan'
+            )
+
+    def follow(self, plan: Plan) -> Method:
+        return replace(self, delays=plan.delays) if isinstance(plan, TaskPlan) else self
+
+    def program(self, blueprint: Blueprint) -> Schedule:
+        return super().program(blueprint) if not self.places_tasks else _Building(self, blueprint).layout.schedule
+
+    def placement(self, blueprint: Blueprint) -> Sequence[int]:
+        return super().placement(blueprint) if not self.places_tasks else _Building(self, blueprint).layout.devices
+
+    def stations(self, blueprint: Blueprint) -> Mapping[int, Station]:
+        return super().stations(blueprint) if not self.places_tasks else _Building(self, blueprint).stations()
+
+
+class _Building:
+    """Makes stations from a plan of tasks."""
+
+    def __init__(self, method: LayerPipe, blueprint: Blueprint) -> None:
+        assert isinstance(blueprint.plan, TaskPlan), "check_plan has seen it"
+        self.method, self.blueprint, self.plan = method, blueprint, blueprint.plan
+        precision = blueprint.options.precision
+        self.maps = [linear_of(blueprint.blocks, span, precision) for span in self.plan.spans]
+        kinds = [self._kind(layer) for layer in range(len(self.maps))]
+        factors = [
+            kind == "linear" and found is not None and found.function is not None
+            for kind, found in zip(kinds, self.maps, strict=True)
+        ]
+        self.routes = Routes(self.plan.tasks, kinds, factors)
+        self.layout = TaskLayout(self.routes, self.plan.processors)
+
+    def _kind(self, layer: int) -> LayerKind:
+        if self.maps[layer] is not None:
+            return "linear"
+        if len({task.processor for task in self.plan.tasks if task.layer == layer}) == 1:
+            return "whole"
+        if any(task.kind == "D" and task.fraction != 1 for task in self.plan.tasks if task.layer == layer):
+            raise PlanError(
+                f"the input gradient of layer {layer} ({self.plan.blocks[self.plan.starts[layer]]}) is shared by rows, "
+                "which only a linear map with an elementwise function allows: use mode='atomic'"
+            )
+        return "graph"
+
+    def stations(self) -> dict[int, Station]:
+        """Those of this rank."""
+        found: dict[int, Station] = {}
+        for index, (layer, device) in enumerate(self.layout.stations):
+            if self.blueprint.is_here(device):
+                home = self._home(layer) if index == layer else None
+                away = self._away(layer) if home is None else None
+                found[index] = TaskStation(index, self.layout, home, away, self.maps)
+        return found
+
+    def _away(self, layer: int) -> LinearAway | GraphAway:
+        found = self.maps[layer]
+        if found is not None:
+            return LinearAway(found)
+        return GraphAway(layer, self._module(layer), self.blueprint.options)
+
+    def _module(self, layer: int) -> StageChain:
+        start, end = self.plan.spans[layer]
+        return StageChain(self.blueprint.blocks[start:end])
+
+    def _reach(self, layer: int) -> int:
+        """Slots between the forward and the use of its weights in a gradient."""
+        tasks = self.routes.layers[layer]
+        used = [share.slot for share in tasks.input_gradient if share.processor == tasks.home]
+        used += [courier.slot - 1 for courier in self.routes.couriers(layer)]
+        if not used and tasks.kind != "linear":
+            used = [tasks.weight_gradient.slot]
+        return max(used, default=tasks.forward.slot) - tasks.forward.slot
+
+    def _home(self, layer: int) -> Home:
+        blueprint, rules, tasks = self.blueprint, self.method.rules(), self.routes.layers[layer]
+        parts = blueprint.microbatches * self.method.accumulate
+        settings: dict[str, Any] = {
+            "layer": layer,
+            "last": layer == self.routes.last,
+            "tasks": tasks,
+            "couriers": len(self.routes.couriers(layer)),
+            "delay": math.ceil(self._reach(layer) / parts),
+            "factor": rules.update.scale(StagePlace(tasks.home, self.plan.processors)),
+        }
+        place = (layer, len(self.maps), self._module(layer), rules, blueprint.options)
+        if tasks.kind == "linear":
+            found = self.maps[layer]
+            assert found is not None
+            return LinearHome(*place, linear=found, **settings)
+        return WholeHome(*place, **settings) if tasks.kind == "whole" else GraphHome(*place, **settings)

@@ -1,0 +1,160 @@
+"""A stage whose backward starts from a local guess: a head of its own (DGL) or a synthesiser (DNI)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...nn.randomness import replayable
+from ...runtime.micro import Micro
+from ...runtime.stage import Stage
+from ...runtime.station import Operation, Station
+from ...runtime.trained import Trained
+from ...schedule import Kind
+from .statistics import LocalStatistics, time_by_part
+from .synthesis import Synthesis
+
+__all__ = ["GreedyStation", "HeadStation", "SynthesisStation"]
+
+SEED = Kind("A", "auxiliary")
+UPDATE_HEAD = Kind("Uh", "auxiliary")
+LEARN = Kind("L", "auxiliary")
+LOSS_DOWN = Kind("O")
+#: The gradient found at a stage's input, to whoever learns to guess it below; the loss, on its way down.
+ADJOINT, LOSS = "adjoint", "loss"
+# Keeps the random numbers of a head apart from those of its stage, whose stream is (seed, stage, micro).
+_STREAM = 1 << 32
+
+
+class GreedyStation(Station):
+    """Forward, seed, backward, update; the loss passes by later. As it is, the last stage, whose seed is the loss."""
+
+    stage: Stage
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage.index, stage)
+        self._outputs: dict[int, tuple[Tensor, Any]] = {}
+        self._seeds: dict[int, Tensor] = {}
+
+    def operations(self) -> Mapping[Kind, Operation]:
+        return {
+            Kind.F: self.forward,
+            SEED: self.seed,
+            Kind.B: self.backward,
+            Kind.U: self.update,
+            LOSS_DOWN: lambda micro, *above: () if self.stage.first else (None,),
+        }
+
+    def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
+        """Run the stage; output and target go up."""
+        inputs, target = arrived
+        stage = self.stage
+        out = stage.forward(micro, inputs, target if stage.last else None)
+        if stage.last:
+            assert stage.loss is not None
+            self.losses[micro.id] = stage.loss
+            return ()
+        self._outputs[micro.id] = out, target
+        return ((out, target),)
+
+    def _kept_state(self) -> dict[str, Any]:
+        return {"outputs": self._outputs, "seeds": self._seeds}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        self._outputs, self._seeds = dict(state["outputs"]), dict(state["seeds"])
+
+    def seed(self, micro: Micro) -> Sequence[Any]:
+        """Make what the backward starts from."""
+        raise NotImplementedError(f"{type(self).__name__} is for the last stage, which starts from the loss")
+
+    def backward(self, micro: Micro) -> Sequence[Any]:
+        """Go back from the seed."""
+        self._differentiate(micro)
+        return ()
+
+    def measured(self, seconds: Mapping[str, float], micros: int, batches: int) -> LocalStatistics:
+        return LocalStatistics(self.index, time_by_part(seconds), micros, batches)
+
+    def _differentiate(self, micro: Micro) -> Tensor | None:
+        """**Returns:** the gradient at the stage's input."""
+        seeds: list[Tensor | None] | None = None if self.stage.last else [self._seeds.pop(micro.id)]
+        found = self.stage.backward(micro, seeds).gradients
+        return found[0] if found else None
+
+
+class HeadStation(GreedyStation):
+    """A stage with a head of its own.
+
+    **Arguments:** `head`: turns the stage's output into outputs of the network.
+    """
+
+    def __init__(self, stage: Stage, head: Trained) -> None:
+        super().__init__(stage)
+        self.head = head
+        self._batches = 0
+
+    def operations(self) -> Mapping[Kind, Operation]:
+        return {**super().operations(), UPDATE_HEAD: self.update_head}
+
+    def seed(self, micro: Micro) -> Sequence[Any]:
+        out, target = self._outputs.pop(micro.id)
+        options, leaf = self.stage.options, out.detach().requires_grad_()
+        with replayable(options.seed, self.index + _STREAM, micro.id):
+            loss = options.loss_fn(self.head.module(leaf), target)
+        torch.autograd.backward(loss * micro.scale)
+        self._batches += micro.index == micro.count - 1
+        assert leaf.grad is not None
+        self._seeds[micro.id] = leaf.grad
+        return ()
+
+    def _kept_state(self) -> dict[str, Any]:
+        return {**super()._kept_state(), "batches": self._batches}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        super()._load_kept(state)
+        self._batches = state["batches"]
+
+    def update_head(self, micro: Micro) -> Sequence[Any]:
+        """Apply the gradients of the head."""
+        self.head.update(self._batches)
+        self._batches = 0
+        return ()
+
+    def trained(self) -> dict[str, Trained]:
+        return {"head": self.head}
+
+
+class SynthesisStation(GreedyStation):
+    """A stage that guesses the gradient from above and learns from the one that the next stage finds.
+
+    **Arguments:** `synthesis`: guesses; the last stage has none.
+    """
+
+    def __init__(self, stage: Stage, synthesis: Synthesis | None) -> None:
+        super().__init__(stage)
+        self.synthesis = synthesis
+
+    def operations(self) -> Mapping[Kind, Operation]:
+        return {**super().operations(), LEARN: self.learn}
+
+    def seed(self, micro: Micro) -> Sequence[Any]:
+        assert self.synthesis is not None
+        out, target = self._outputs[micro.id]
+        self._seeds[micro.id] = self.synthesis.guess(out, target)
+        return ()
+
+    def backward(self, micro: Micro) -> Sequence[Any]:
+        gradient = self._differentiate(micro)
+        return () if self.stage.first else (gradient,)
+
+    def learn(self, micro: Micro, gradient: Tensor) -> Sequence[Any]:
+        """Learn from what came back about an earlier micro-batch."""
+        assert self.synthesis is not None
+        self.synthesis.learn(*self._outputs.pop(micro.id), gradient)
+        return ()
+
+    def trained(self) -> dict[str, Trained]:
+        return {"synthesiser": self.synthesis.net} if self.synthesis is not None else {}

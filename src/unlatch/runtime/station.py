@@ -1,0 +1,147 @@
+"""A station: one run of layers at one place, and what it can do when a schedule says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from ..nn.tree import copied
+from ..schedule import Kind
+from .micro import Micro
+from .stage import Returned, Stage
+from .trained import Trained
+
+__all__ = ["ChainStation", "Operation", "Station"]
+
+#: Takes the micro-batch and what the entry takes; returns what the entry gives. Both in the order of the ports.
+Operation: TypeAlias = Callable[..., Sequence[Any]]
+
+
+class Station:
+    """What the engine drives. Families of methods derive their own.
+
+    **Arguments:**
+
+    - `index`: its number in the schedule.
+    - `stage`: the layers that live here, if any do.
+    """
+
+    def __init__(self, index: int, stage: Stage | None = None) -> None:
+        self.index = index
+        self.stage = stage
+        #: Losses of micro-batches under way, by id: those of the process, which the engine shares out.
+        self.losses: dict[int, float] = {}
+
+    def operations(self) -> Mapping[Kind, Operation]:
+        """What it does for each kind of entry. Asked once, when the run is built."""
+        return {}
+
+    @property
+    def version(self) -> int:
+        """Updates made so far."""
+        return self.stage.version if self.stage is not None else 0
+
+    @property
+    def seen(self) -> int:
+        """The version that the newest forward saw."""
+        return self.stage.seen if self.stage is not None else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept for micro-batches under way."""
+        return self.stage.kept_bytes if self.stage is not None else 0
+
+    def update(self, micro: Micro) -> Sequence[Any]:
+        """Apply the gradients of the stage."""
+        assert self.stage is not None, "only a station with layers has weights to update"
+        self.stage.update()
+        return ()
+
+    def recognise(self, x: Any) -> bool:
+        """Whether a micro-batch that enters here holds samples that were not met before."""
+        return False
+
+    def route(self, path: str | None) -> Any:
+        """What evaluation along `path` uses of this station: something with `evaluate`, or `None` for no such path."""
+        return self.stage if path in (None, "serial") else None
+
+    def state(self) -> dict[str, Any]:
+        """Copies of all that the station keeps between two slots, as a tree of tensors and plain values."""
+        beside = {name: trained.state() for name, trained in self.trained().items()}
+        stage = self.stage.state() if self.stage is not None else None
+        return {"stage": stage, **copied({"trained": beside, "kept": self._kept_state()})}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the station was whose `state` this is; it was made from the same arguments."""
+        if self.stage is not None:
+            self.stage.load(state["stage"])
+        rest = copied({name: state[name] for name in ("trained", "kept")})
+        for name, trained in self.trained().items():
+            trained.load(rest["trained"][name])
+        self._load_kept(rest["kept"])
+
+    def _kept_state(self) -> dict[str, Any]:
+        """What a family of stations keeps beside its stage and what it trains."""
+        return {}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        """Take over what `_kept_state` returned."""
+
+    def trained(self) -> dict[str, Trained]:
+        """What is trained here beside the stage, by name."""
+        return {}
+
+    def measured(self, seconds: Mapping[str, float], micros: int, batches: int) -> Any:
+        """What it measured about itself; `None` for most.
+
+        **Arguments:** `seconds`: by kind of entry; `micros`, `batches`: handled in that time.
+        """
+        return None
+
+    def stored(self) -> dict[str, Tensor]:
+        """What is stored here and belongs into a checkpoint."""
+        return {}
+
+    def load_stored(self, found: dict[str, Tensor]) -> None:
+        """Take over what `stored` returned."""
+
+
+class ChainStation(Station):
+    """A stage of a chain: states come from below, gradients from above."""
+
+    stage: Stage
+
+    def operations(self) -> Mapping[Kind, Operation]:
+        return {
+            Kind.F: self.forward,
+            Kind.B: partial(self.backward, self.stage.backward),
+            Kind.I: partial(self.backward, self.stage.backward_input),
+            Kind.W: self.weight_gradient,
+            Kind.U: self.update,
+        }
+
+    def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
+        """One micro-batch up; the target goes along until it is needed."""
+        inputs, target = arrived
+        stage = self.stage
+        outputs = stage.forward(micro, inputs, target if stage.last else None)
+        if stage.last:
+            assert stage.loss is not None
+            self.losses[micro.id] = stage.loss
+            return ()
+        return ((outputs, target),)
+
+    def backward(self, half: Callable[..., Returned], micro: Micro, *above: tuple[Any, Any]) -> Sequence[Any]:
+        """One micro-batch down, whole or only its input gradient; the input goes along where it is asked for."""
+        returned = half(micro, *(above[0] if above else ()))
+        return () if self.stage.first else ((returned.gradients, returned.inputs),)
+
+    def weight_gradient(self, micro: Micro) -> Sequence[Any]:
+        """The second half of a backward."""
+        self.stage.backward_weights(micro)
+        return ()
+
+
