@@ -19,8 +19,7 @@ from unlatch.config import from_mapping
 from unlatch.errors import PlanError
 from unlatch.methods import DTRP, LayerPipe, PipeDream
 from unlatch.plan.layer_costs import LayerCost
-from unlatch.plan.mac import mac_costs
-from unlatch.plan.networks import network_shapes
+from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
 from unlatch.schedule.simulator_stages import Machine
 from unlatch.schedule.stability import stability_limit
@@ -41,9 +40,9 @@ def test_train_accepts_every_answer() -> None:
     for one in plan_auto(LAYERS, 4, batch_size=64).ranking:
         config = from_mapping({"model": {"name": "mlp"}, **one.to_config()})
         chosen = methods.get(config.method.name, **config.method.options)
-        assert chosen.microbatches == one.options["microbatches"]
+        assert chosen.microbatches == one.plan.options["microbatches"]
         assert config.run.stages == one.stages
-        if one.split:
+        if one.plan.split:
             assert len(config.run.split) == one.stages - 1
 
 
@@ -108,7 +107,7 @@ def test_risk_comes_from_the_stability_limit() -> None:
     found = {one.method: one for one in plan_auto(LAYERS, 4, batch_size=64).ranking}
     assert found["1f1b"].risk == "exact"
     assert found["dgl"].risk == "other gradient"
-    parts = found["pipedream"].options["microbatches"]
+    parts = found["pipedream"].plan.options["microbatches"]
     assert found["pipedream"].stability == stability_limit(3, nesterov=True, microbatches=parts)
     # The planner's own delays per layer, not those of stages.
     run = simulate_method("layerpipe", LAYERS, 4, batch_size=64)

@@ -11,8 +11,9 @@ from ..errors import PlanError
 from ..lookup import did_you_mean
 from ..methods import LayerPipe, Method
 from ..methods import get as get_method
+from ..plan import Plan
 from ..plan.layer_costs import LayerCost, Number, as_chain, total_work
-from ..plan.layerpipe import LayerPipePlan, plan_layerpipe
+from ..plan.layerpipe import PlannedTasks, plan_layerpipe
 from ..plan.layerpipe_run import simulate_layerpipe
 from ..plan.partition import contiguous_split
 from ..schedule import Kind
@@ -45,7 +46,7 @@ class MethodRun:
     devices: int
     simulation: Simulation
     starts: tuple[int, ...] = ()
-    plan: LayerPipePlan | None = None
+    plan: PlannedTasks | None = None
 
     @property
     def microbatches(self) -> int:
@@ -56,7 +57,7 @@ class MethodRun:
     @property
     def stages(self) -> int:
         """Stages, or processors with something to do where tasks are placed."""
-        return self.plan.busy_processors if self.plan is not None else len(self.starts)
+        return self.plan.plan.busy_devices if self.plan is not None else len(self.starts)
 
     @property
     def time_per_batch(self) -> float:
@@ -82,6 +83,14 @@ class MethodRun:
     def split(self) -> tuple[str, ...]:
         """Names of the layers that start the second and later stages."""
         return tuple(self.layers[start].name for start in self.starts[1:])
+
+    @property
+    def cut(self) -> Plan:
+        """Where whole layers are placed, the stages as a plan."""
+        ends = (*self.starts[1:], len(self.layers))
+        works = [sum(layer.work for layer in self.layers[a:b]) for a, b in zip(self.starts, ends, strict=True)]
+        names = tuple(layer.name for layer in self.layers)
+        return Plan(names, self.starts, tuple(float(work) / self.microbatches for work in works))
 
 
 def simulate_method(
@@ -200,7 +209,7 @@ def _placed(
     channel = machine.channel if isinstance(machine.channel, Channel) else FREE
     shares = [_share(layer, parts) for layer in chain]
     plan = plan_layerpipe(shares, devices, method.mode, channel=channel, linear=linear)
-    count = (batches or _enough(False, plan.busy_processors, parts)) * parts
+    count = (batches or _enough(False, plan.plan.busy_devices, parts)) * parts
     _check_size(len(plan.tasks), count)
     simulation = simulate_layerpipe(plan, count, machine, exact=False)
     return MethodRun(method, tuple(chain), devices, simulation, plan=plan)

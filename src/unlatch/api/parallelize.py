@@ -121,12 +121,13 @@ def parallelize(
         precision=precision,
         seed=seed,
     )
+    held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
     blueprint = Blueprint(
         model=model,
         blocks=blocks,
         plan=plan,
         options=options,
-        ranks=[rank for rank, held in enumerate(place(stages, world.size, plan.stage_costs)) for _ in held],
+        ranks=[rank for rank, held in enumerate(held_by_rank) for _ in held],
         world=world,
         microbatches=chosen.microbatches if chosen.microbatches != "auto" else 1,
         accumulate=chosen.accumulate,

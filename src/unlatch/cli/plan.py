@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +13,9 @@ import typer
 from ..api.auto import plan_auto
 from ..errors import ConfigError
 from ..plan.exact import plan_exact
-from ..plan.layerpipe import LayerPipePlan, plan_layerpipe
+from ..plan.layerpipe import PlannedTasks, plan_layerpipe
 from ..plan.list_schedule import plan_list
-from ..plan.pipedream_plan import PipeDreamPlan
-from ..plan.pipedream_planner import plan_pipedream, plan_straight
+from ..plan.pipedream import PlannedStages, plan_pipedream, plan_straight
 from ..plan.task_planning import place_tasks
 from ..schedule.channel import FREE, Channel
 from ..schedule.simulator_stages import Machine
@@ -98,7 +97,7 @@ def command(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write the JSON here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Place the work of a network on processors, or rank all methods for it.
+    """Place the work of a network on devices, or rank all methods for it.
 
     \b
     unlatch plan conf.toml --processors 4 -o plan.json && unlatch train conf.toml --plan plan.json
@@ -136,8 +135,8 @@ def _plan(wish: _Wish, layers: Layers) -> tuple[dict[str, Any], list[str]]:
         )
         return ranked.to_json(), ranked.table()
     if wish.method == "layerpipe":
-        placed, note = _layerpipe(layers, wish)
-        return placed.to_json() | {"note": note}, [*_layerpipe_lines(placed), *([note] if note else [])]
+        placed = _layerpipe(layers, wish)
+        return placed.to_json(), _layerpipe_lines(placed)
     bandwidth = wish.channel.bandwidth
     if bandwidth == math.inf and not wish.replicate:
         staged = plan_straight(layers.costs, wish.processors)
@@ -146,57 +145,50 @@ def _plan(wish: _Wish, layers: Layers) -> tuple[dict[str, Any], list[str]]:
     return staged.to_json(), _pipedream_lines(staged)
 
 
-def _layerpipe(layers: Layers, wish: _Wish) -> tuple[LayerPipePlan, str]:
-    """The plan, and what training does beyond it."""
+def _layerpipe(layers: Layers, wish: _Wish) -> PlannedTasks:
     costs, mode = layers.costs, "divisible" if wish.mode is None else wish.mode
     if wish.placement == "list":
-        return plan_list(costs, wish.processors, mode), ""
+        return plan_list(costs, wish.processors, mode)
     if wish.placement == "exact":
-        return plan_exact(costs, wish.processors, mode), ""
+        return plan_exact(costs, wish.processors, mode)
     if layers.linear is None or wish.channel != FREE:
-        return plan_layerpipe(costs, wish.processors, mode, channel=wish.channel, linear=layers.linear), ""
-    plan, _, note = place_tasks(costs, wish.processors, mode, layers.linear)
-    return plan, note
+        return plan_layerpipe(costs, wish.processors, mode, channel=wish.channel, linear=layers.linear)
+    planned, _, note = place_tasks(costs, wish.processors, mode, layers.linear)
+    return replace(planned, plan=replace(planned.plan, note=note))
 
 
-def _layerpipe_lines(plan: LayerPipePlan) -> list[str]:
-    answer = plan.to_json()
-    by_processor: dict[int, list[str]] = {}
-    for task in answer["tasks"]:
-        share = "" if task["fraction"] == 1 else f" x {task['fraction']:.3g}"
-        by_processor.setdefault(task["processor"], []).append(
-            f"{task['task']}({task['layer']}){share} slot {task['slot']}"
-        )
-    lines = [f"{'processor':>9}  {'load':>10}  work"]
-    for processor, tasks in sorted(by_processor.items()):
-        lines.append(f"{processor:>9}  {_number(answer['loads'][processor]):>10}  {', '.join(tasks)}")
-    lines += _figures(answer)
-    if not plan.contiguous:
-        lines.append("tasks lie anywhere: `unlatch train --plan` follows only plans in a row (--placement row)")
-    return lines
+def _layerpipe_lines(planned: PlannedTasks) -> list[str]:
+    by_device: dict[int, list[str]] = {}
+    for kind, layer, device, fraction, slot in planned.tasks:
+        share = "" if fraction == 1 else f" x {float(fraction):.3g}"
+        by_device.setdefault(device, []).append(f"{kind}({layer}){share} slot {slot}")
+    lines = [f"{'device':>6}  {'load':>10}  work"]
+    for device, tasks in sorted(by_device.items()):
+        lines.append(f"{device:>6}  {_number(float(planned.loads[device])):>10}  {', '.join(tasks)}")
+    return [*lines, *_figures(planned.to_json())]
 
 
-def _pipedream_lines(plan: PipeDreamPlan) -> list[str]:
-    answer = plan.to_json()
-    lines = [f"{'stage':>5}  {'layers':>9}  {'workers':>7}  versions"]
-    for number, (stage, versions) in enumerate(zip(plan.stages, plan.versions, strict=True)):
+def _pipedream_lines(planned: PlannedStages) -> list[str]:
+    lines = [f"{'stage':>5}  {'layers':>9}  {'devices':>7}  versions"]
+    for number, (stage, versions) in enumerate(zip(planned.stages, planned.versions, strict=True)):
         span = f"{stage.first}-{stage.end - 1}"
         lines.append(f"{number:>5}  {span:>9}  {stage.replicas:>7}  {versions}")
-    lines += _figures(answer)
-    if any(stage.replicas > 1 for stage in plan.stages):
-        lines.append("stages have several workers: `unlatch train --plan` runs each on one (leave --replicate out)")
-    return lines
+    return [*lines, *_figures(planned.to_json())]
 
 
 def _figures(answer: dict[str, Any]) -> list[str]:
-    idle = answer["processors"] - answer["busy_processors"]
-    return [
+    idle = answer["devices"] - answer["busy_devices"]
+    lines = [
         f"initiation interval {_number(answer['initiation_interval'])}, "
         f"utilisation {float(answer['utilisation']):.1%}, "
-        f"{_number(answer['communication_bytes'])} bytes between processors per batch",
-        *([f"{idle} of {answer['processors']} processors would gain nothing and stay idle"] if idle else []),
+        f"{_number(answer['communication_bytes'])} bytes between devices per batch",
+        *([f"{idle} of {answer['devices']} devices would gain nothing and stay idle"] if idle else []),
         f"delays per layer: {', '.join(map(str, answer['delays']))}",
+        *([answer["note"]] if "note" in answer else []),
     ]
+    if "analysis" in answer:
+        lines.append(f"for analysis only, `unlatch train --plan` refuses it: {answer['analysis']}")
+    return lines
 
 
 def _number(value: float) -> str:

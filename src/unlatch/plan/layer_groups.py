@@ -10,7 +10,7 @@ from ..nn.chain_check import ties
 from .layer_costs import LayerCost
 from .profile import BlockCost
 
-__all__ = ["group_blocks", "group_costs", "grouped_profile", "parameter_costs"]
+__all__ = ["Span", "group_blocks", "group_costs", "grouped_profile", "parameter_costs"]
 
 Span = tuple[int, int]
 
