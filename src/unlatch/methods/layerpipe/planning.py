@@ -13,11 +13,11 @@ import torch
 
 from ...errors import PlanError
 from ...nn.chain import Block
-from ...nn.linear_map import LinearMap, linear_map
+from ...nn.linear_map import LinearMap
 from ...nn.tree import Tree
 from ...plan import Plan, make_plan, profile
 from ...plan.layer_costs import LayerCost, read_layer_costs
-from ...plan.layer_groups import Span, group_blocks, group_costs, grouped_profile, parameter_costs
+from ...plan.layer_groups import Span, group_blocks, group_costs, grouped_profile, linear_of, parameter_costs
 from ...plan.plan import count_parameters
 from ...plan.retiming import by_task, retime
 from ...plan.task_planning import executable, merge_whole_layers, place_layers, place_tasks, shift_weight_gradients
@@ -26,7 +26,7 @@ from ...plan.tasks import Task
 if TYPE_CHECKING:
     from .layerpipe import LayerPipe
 
-__all__ = ["Precision", "fit_tasks", "linear_of", "plan_layers"]
+__all__ = ["fit_tasks", "plan_layers"]
 
 Precision = Literal["fp32", "bf16"]
 
@@ -129,11 +129,6 @@ def _whole_shares(tasks: Sequence[Task], linear: Sequence[bool]) -> list[Task]:
         total = sum((share.fraction for share in shares), Fraction(0))
         found += [share._replace(fraction=share.fraction / total) for share in shares]
     return found
-
-
-def linear_of(blocks: Sequence[Block], span: Span, precision: str) -> LinearMap | None:
-    """The linear map that a layer is; none under autocast, where autograd has to keep track of dtypes."""
-    return linear_map([block.module for block in blocks[span[0] : span[1]]]) if precision == "fp32" else None
 
 
 def _costs(
