@@ -13,7 +13,6 @@ from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
 from ..schedule.simulator_stages import Machine
 from ..schedule.stability import advise
-from .memory_model import device_bytes
 from .method_run import MethodRun, simulate_method
 
 __all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]
@@ -144,7 +143,7 @@ def plan_auto(
     - `machine`: speeds, links, jitter.
     - `linear`: as in `simulate_method`.
     - `momentum`, `nesterov`: of the optimizer, for the risk that delay brings.
-    - `optimizer_slots`, `input_bytes`: as in `device_bytes`.
+    - `optimizer_slots`, `input_bytes`: as in `MethodRun.device_bytes`.
 
     >>> layers = [LayerCost(name, 1, 1, 1, 1000, 100) for name in "abcdefgh"]
     >>> plan = plan_auto(layers, 2, methods=["bp", "1f1b", "pipedream"])
@@ -159,7 +158,7 @@ def plan_auto(
         except PlanError as error:
             refused[one if isinstance(one, str) else one.name] = str(error)
             continue
-        memory = max(device_bytes(run, optimizer_slots=optimizer_slots, input_bytes=input_bytes))
+        memory = max(run.device_bytes(optimizer_slots=optimizer_slots, input_bytes=input_bytes))
         found.append(predict(run, memory, memory_limit, momentum=momentum, nesterov=nesterov))
     if not found:
         raise PlanError("no method can be used here: " + "; ".join(f"{n}: {r}" for n, r in refused.items()))

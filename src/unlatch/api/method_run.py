@@ -15,6 +15,7 @@ from ..plan import Plan
 from ..plan.layer_costs import LayerCost, Number, as_chain, total_work
 from ..plan.layerpipe import PlannedTasks, plan_layerpipe
 from ..plan.layerpipe_run import simulate_layerpipe
+from ..plan.memory import layer_sizes, stage_memory, task_memory
 from ..plan.partition import contiguous_split
 from ..schedule import Kind
 from ..schedule.channel import FREE, Channel
@@ -91,6 +92,35 @@ class MethodRun:
         works = [sum(layer.work for layer in self.layers[a:b]) for a, b in zip(self.starts, ends, strict=True)]
         names = tuple(layer.name for layer in self.layers)
         return Plan(names, self.starts, tuple(float(work) / self.microbatches for work in works))
+
+    def device_bytes(self, *, optimizer_slots: int = 1, input_bytes: float = 0) -> list[float]:
+        """Memory of each device in use.
+
+        **Arguments:**
+
+        - `optimizer_slots`: numbers that the optimizer keeps per weight: 0 for plain SGD, 1 with momentum, 2 for Adam.
+        - `input_bytes`: of one batch of data, which the first layer keeps.
+
+        >>> layers = [LayerCost(name, 1, 1, 1, activation_bytes=10, weight_bytes=100) for name in "ab"]
+        >>> simulate_method("pipedream", layers, 2).device_bytes()
+        [420.0, 330.0]
+        """
+        rules, parts = self.method.rules(), self.microbatches
+        if self.plan is not None:
+            share, per_update = input_bytes / parts, parts * self.method.accumulate
+            return task_memory(
+                self.plan, rules, per_update=per_update, optimizer_slots=optimizer_slots, input_bytes=share
+            )
+        found = stage_memory(
+            layer_sizes(self.layers, self.starts, microbatches=parts, input_bytes=input_bytes),
+            rules,
+            self.method.schedule(self.stages),
+            microbatches=parts,
+            accumulate=self.method.accumulate,
+            delays=self.gaps,
+            optimizer_slots=optimizer_slots,
+        )
+        return [stage.total for stage in found]
 
 
 def simulate_method(
