@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..methods import Delayed, Method
-from ..rules.predict import predictor
+from ..methods import Method
 from ..runtime.updating import Optimizer
 from ..schedule.stability import Advice, advise
 
@@ -31,7 +30,7 @@ def advise_method(
     if momentum is None:
         return None
     parts = (1 if method.microbatches == "auto" else method.microbatches) * method.accumulate
-    chosen = predictor(method.predict) if isinstance(method, Delayed) else None
+    chosen = method.rules().forward.prediction
     return advise(
         method.gaps(stages),
         momentum=float(momentum),

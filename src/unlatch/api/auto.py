@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import PlanError
-from ..methods import Delayed, LayerPipe, Method, names
+from ..methods import LayerPipe, Method, names
 from ..methods.local import Local
 from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
@@ -171,7 +171,8 @@ def predict(
     """What a simulated method means for time, memory and risk."""
     method = run.method
     parts = run.microbatches * method.accumulate
-    predictor = method.predict if isinstance(method, Delayed) and isinstance(method.predict, str) else None
+    chosen = method.rules().forward.prediction
+    predictor = None if chosen is None else chosen.name
     gaps = run.gaps
     advice = advise(gaps, momentum=momentum, nesterov=nesterov, predictor=predictor, microbatches=parts)
     worst = max(advice.verdicts, key=RISKS.index)

@@ -278,7 +278,9 @@ def _cuts(chain: Sequence[LayerCost], stages: int, method: Method, machine: Mach
 
 def _bytes_back(method: Method, stages: int) -> int:
     """Bytes that come back over a border for each that went up: of gradients, and of outputs to be reversed."""
-    if getattr(method.schedule(stages), "independent", False):
+    # What costs nothing, such as handing down the loss, weighs nothing.
+    working = [entry for entry in method.schedule(stages).entries if entry.kind.cost != "none"]
+    if not any(receiver < sender for entry in working for _, sender, receiver in entry.outgoing):
         return 0
     return 2 if method.rules().activation.inverts else 1
 
@@ -303,6 +305,8 @@ def _work(chain: Sequence[LayerCost], starts: Sequence[int], stage: int, method:
     is_last = stage == len(starts) - 1
     again = forward if method.recomputes and not is_last else 0.0
     times = {Kind.F: forward, Kind.B: down + weight + again, Kind.I: down + again, Kind.W: weight, Kind.U: 0.0}
+    # Costs are of layers: what a method adds to them is not known here, and a unit would have no meaning beside them.
+    times |= {e.kind: 0.0 for e in method.schedule(len(starts)).entries if e.kind.cost in ("auxiliary", "none")}
     output = float(layers[-1].activation_bytes)
     return StageWork(times, output_bytes=output, returned_bytes=output * _bytes_back(method, len(starts)))
 

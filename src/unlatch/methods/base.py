@@ -334,8 +334,9 @@ class Delayed(Method):
             return "reversible stages reconstruct their inputs, which is approximate by design"
         if factor is None:
             return "the recursion knows gradients that are multiplied by a constant at every border, no others"
-        if self.predict not in PREDICTIONS:
-            return f"the recursion has no predictor {self.predict!r}"
+        chosen = rules.forward.prediction
+        if chosen is not None and (chosen.name not in PREDICTIONS or chosen != predictor(chosen.name)):
+            return f"the recursion has no predictor {chosen!r}"
         gaps, delays = self.gaps(stages), self.crossed(stages)
         places = [StagePlace(stage, stages, delay) for stage, delay in enumerate(delays)]
         return ClosedForm(
@@ -346,7 +347,7 @@ class Delayed(Method):
             backward=rules.backward.taken_at,
             mixed=rules.mixes,
             delays=delays,
-            predict=str(self.predict),
+            predict="none" if chosen is None else chosen.name,
             scale=lambda stage, update: (
                 rules.update.scale(places[stage]) * rules.update.scale_at(places[stage], update)
             ),

@@ -113,7 +113,7 @@ def _edge(edge: SlotEdge, tasks: Sequence[SlotTask], devices: int, channel: Chan
         edge.source,
         edge.target,
         wire=source * devices + target,
-        time=edge.size / channel.bandwidth if edge.size else 0,
+        time=channel.sending(edge.size),
         latency=channel.latency,
         blocking=not channel.overlapped,
         tokens=edge.tokens,

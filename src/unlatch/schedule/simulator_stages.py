@@ -87,8 +87,7 @@ def stage_graph(streams: Streams, works: Sequence[StageWork], machine: Machine) 
 
     def carry(route: Route) -> tuple[float, float, bool]:
         channel = channels[min(route[1], route[2])]
-        size = message_bytes(route, works)
-        return size / channel.bandwidth if size else 0, channel.latency, not channel.overlapped
+        return channel.sending(message_bytes(route, works)), channel.latency, not channel.overlapped
 
     def time(entry: Entry) -> float:
         return machine.time(time_of(works[entry.station].times, entry.kind), home[entry.station])

@@ -2,6 +2,7 @@
 
 One micro-batch of one layer, by the slots of the plan; homes and places away from home are stations of their own:
 
+    T   tells every device that a micro-batch has entered slot 0           takes or gives a note
     F   forward, at home                                  slot of F        takes and gives an input
     V   ships weights to a place that needs them          one before use   gives weights
     H   the elementwise derivative, where it is a task    slot of H        takes raw gradients, gives the gradient
@@ -11,6 +12,8 @@ One micro-batch of one layer, by the slots of the plan; homes and places away fr
     U   update, at home, when the slot is over            slot of G, or R  once per update
 
 A tensor goes to each device once: whoever uses it there first takes the message and hands it to others on the spot.
+Without T a device would meet a micro-batch when its first task comes, slots after others did, and what one step of the
+run has done would depend on where it ran.
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ from .routes import LayerTasks, Place, Routes
 __all__ = ["Give", "Job", "TaskLayout"]
 
 SHIP_WEIGHTS = "V"
+TELL = Kind("T")
 ELEMENTWISE = Kind("H", "input gradient")
 RECEIVE = Kind("R", "weight gradient")
 
-Work = Literal["forward", "ship", "elementwise", "input_gradient", "weight_gradient", "receive", "update"]
+Work = Literal["tell", "forward", "ship", "elementwise", "input_gradient", "weight_gradient", "receive", "update"]
 
 
 class Give(NamedTuple):
@@ -93,7 +97,7 @@ class TaskLayout:
         #: Layer and device of each station: the homes of all layers first.
         self.stations: list[tuple[int, int]] = [*homes, *sorted(away)]
         self._number = {place: number for number, place in enumerate(self.stations)}
-        drafts = [draft for device in range(devices) for draft in self._of_device(device)]
+        drafts = [*self._notes(), *(draft for device in range(devices) for draft in self._of_device(device))]
         self._connect(drafts)
         self.jobs = [_finished(draft) for draft in drafts]
         self.schedule = Periodic(len(homes), tuple(job.entry for job in self.jobs))
@@ -112,6 +116,15 @@ class TaskLayout:
         return sum(job.uses.count(tensor) for job in self.jobs_of(station))
 
     # ---------------------------------------------------------------- the order of work
+
+    def _notes(self) -> list[_Draft]:
+        """From the station where data enter to one on each other device."""
+        first: dict[int, int] = {}
+        for station, device in enumerate(self.devices):
+            first.setdefault(device, station)
+        (entrance, _), *others = first.items()
+        notes = [_Draft(TELL, station, device, 0, "tell", uses=["note"]) for device, station in others]
+        return [_Draft(TELL, 0, entrance, 0, "tell", makes=["note"]), *notes] if notes else []
 
     def _of_device(self, device: int) -> list[_Draft]:
         """Forwards upwards; then what others wait for, downwards; then weight gradients, those of others first."""
