@@ -60,7 +60,7 @@ def edges(plan: PlannedTasks) -> Iterator[tuple[Task, Task]]:
 def test_plans_are_complete_and_in_time(costs: list[LayerCost], count: int, mode: str) -> None:
     plan = plan_layerpipe(costs, count, mode)
     check_tasks(plan)
-    bound = iteration_bound(plan.layers, plan.delays.gradient)
+    bound = iteration_bound(plan.layers, plan.delays.gradient, plan.tasks)
     assert plan.initiation_interval >= bound
     assert min(plan.delays.gradient) >= 0
     assert min(plan.delays.activation) >= 0

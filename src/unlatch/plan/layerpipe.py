@@ -19,7 +19,7 @@ from .layer_costs import LayerCost, Number, as_chain, exact, plain
 from .linked_partition import linked_interval, split_linked
 from .plan import Plan
 from .plan_file import plan_to_json
-from .retiming import Delays, delays, retime
+from .retiming import Delays, by_task, delays, retime
 from .tasks import Mode, Task, chain_items, check_mode
 from .traffic import cut_bytes, direct_bytes
 
@@ -113,7 +113,7 @@ class PlannedTasks:
             "weight_stash": list(self.delays.weight_stash),
             "activation_buffers": list(self.delays.activation),
             "stash_bytes": plain(self.stash_bytes),
-            "iteration_bound": plain(iteration_bound(self.layers, self.delays.gradient)),
+            "iteration_bound": plain(iteration_bound(self.layers, self.delays.gradient, self.tasks)),
             "contiguous": self.contiguous,
             "proven": self.proven,
         }
@@ -223,18 +223,22 @@ def pipedream_interval(costs: Sequence[LayerCost], processors: int) -> Fraction:
     return split_row(sizes, [False] * len(sizes), processors)[0]
 
 
-def iteration_bound(chain: Sequence[LayerCost], gradient_delays: Sequence[int]) -> Fraction:
-    """The interval that no machine can beat at these delays: the work round a layer's weight loop over its delays.
+def iteration_bound(chain: Sequence[LayerCost], gradient_delays: Sequence[int], tasks: Sequence[Task] = ()) -> Fraction:
+    """The interval that no machine can beat at these delays: the time round a layer's weight loop over its delays.
+
+    **Arguments:** `tasks`: where a D is shared, its shares run side by side, so the largest counts; whole by default.
 
     >>> iteration_bound(as_chain([LayerCost("", 1, 1, 1)] * 4), (0, 0, 0, 0))
     Fraction(8, 1)
     """
+    shares = {key: max(share.fraction for share in parts) for key, parts in by_task(tasks).items()}
     best = Fraction(0)
     after = Fraction(0)
-    for layer, delay in zip(reversed(chain), reversed(gradient_delays), strict=True):
+    for number, delay in reversed(list(enumerate(gradient_delays))):
+        layer = chain[number]
         loop = after + exact(layer.F) + exact(layer.G)
         best = max(best, loop / (1 + delay))
-        after += exact(layer.F) + exact(layer.D)
+        after += exact(layer.F) + exact(layer.D) * shares.get(("D", number), 1)
     return best
 
 
