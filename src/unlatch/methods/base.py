@@ -132,8 +132,17 @@ class Method(ABC):
         """A cut by names where stages cost more than their blocks; `"auto"` where they do not."""
         return "auto"
 
+    def fit_plan(self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16"] = "fp32") -> Plan:
+        """A plan that was made without the model at hand, such as one from a file, for the model."""
+        if plan.split is None:
+            raise PlanError(f"{plan.source} places tasks, but {self.name} trains stages: plan for {self.name}")
+        return make_plan(blocks, len(plan.starts), split=plan.split)
+
     def check_plan(self, plan: Plan, stages: int) -> None:
-        """Raise `PlanError` unless a plan is for as many stages as are asked for."""
+        """Raise `PlanError` unless a plan can be followed and is for as many stages as are asked for."""
+        plan.check()
+        if plan.split is None:
+            raise PlanError(f"the plan places tasks, but {self.name} trains stages: leave plan out")
         if len(plan.starts) != stages:
             raise PlanError(f"the plan has {len(plan.starts)} stages, but stages={stages} was asked for")
 

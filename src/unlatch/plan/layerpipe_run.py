@@ -10,7 +10,7 @@ from ..schedule.entries import Kind
 from ..schedule.simulation import Simulation
 from ..schedule.simulator_slots import SlotEdge, SlotTask, simulate_slots
 from ..schedule.simulator_stages import Machine
-from .layerpipe import LayerPipePlan, task_size
+from .layerpipe import PlannedTasks, task_size
 from .retiming import sources
 from .tasks import Task, TaskKind
 
@@ -21,7 +21,7 @@ _TURN: dict[TaskKind, int] = {"H": 0, "D": 1, "G": 2}
 
 
 def simulate_layerpipe(
-    plan: LayerPipePlan, batches: int, machine: Machine | None = None, *, exact: bool = True
+    plan: PlannedTasks, batches: int, machine: Machine | None = None, *, exact: bool = True
 ) -> Simulation:
     """Run a plan, self-timed: each processor keeps the order of the slots but does not wait for their end.
 
@@ -43,14 +43,14 @@ def simulate_layerpipe(
         slot_tasks(plan, exact),
         list(slot_edges(plan)),
         batches=batches,
-        devices=plan.processors,
+        devices=plan.devices,
         machine=machine or Machine(plan.channel),
         kept_bytes=[float(size if layer.kept_bytes is None else layer.kept_bytes) for layer, size in pairs],
         delays=plan.delays.gradient,
     )
 
 
-def slot_tasks(plan: LayerPipePlan, exact: bool = True) -> list[SlotTask]:
+def slot_tasks(plan: PlannedTasks, exact: bool = True) -> list[SlotTask]:
     """The tasks in an order in which none comes before what it needs."""
     rational = exact and isinstance(plan.initiation_interval, Fraction)
     tasks = []
@@ -61,7 +61,7 @@ def slot_tasks(plan: LayerPipePlan, exact: bool = True) -> list[SlotTask]:
     return tasks
 
 
-def slot_edges(plan: LayerPipePlan) -> Iterator[SlotEdge]:
+def slot_edges(plan: PlannedTasks) -> Iterator[SlotEdge]:
     """All that the tasks need, numbered as in `slot_tasks`.
 
     A tensor that several tasks of one processor need is sent there once; the others only wait for it.
@@ -81,7 +81,7 @@ def slot_edges(plan: LayerPipePlan) -> Iterator[SlotEdge]:
 
 
 def _needs(
-    plan: LayerPipePlan, task: Task, shares: Mapping[tuple[TaskKind, int], list[int]]
+    plan: PlannedTasks, task: Task, shares: Mapping[tuple[TaskKind, int], list[int]]
 ) -> Iterator[tuple[str, tuple[TaskKind, int], float, int]]:
     """What a task waits for: a name for the tensor, the task that makes it, its bytes, how many mini-batches before."""
     kind, layer, layers = task.kind, task.layer, plan.layers
@@ -100,7 +100,7 @@ def _needs(
         yield "activation", ("F", layer - 1), below, 0
 
 
-def _ordered(plan: LayerPipePlan) -> list[Task]:
+def _ordered(plan: PlannedTasks) -> list[Task]:
     """Forwards upwards, then the rest downwards."""
     up = sorted((t for t in plan.tasks if t.kind == "F"), key=lambda t: t.layer)
     down = sorted((t for t in plan.tasks if t.kind != "F"), key=lambda t: (-t.layer, _TURN[t.kind]))
