@@ -46,8 +46,8 @@ from unlatch.nn.tree import split_batch, tree_bytes
 from unlatch.plan import jitter, profile
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.layerpipe_run import simulate_layerpipe
-from unlatch.schedule.simulator_stages import Machine
+from unlatch.methods.layerpipe.workload import simulate_layerpipe
+from unlatch.schedule.machine import Machine
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)
 SEEDS = 8

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from unlatch.errors import ConfigError
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.layerpipe_run import simulate_layerpipe
+from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.report.spans import Source, row_names, spans_of
 from unlatch.report.timeline import draw_timeline, save_timeline, timeline_html, trace_json
 from unlatch.runtime.events import Event
 from unlatch.schedule import ZBH1, simulate, streams, ticked
 from unlatch.schedule.simulation import Simulation, Span, simulate_schedule
-from unlatch.schedule.simulator_stages import Machine, StageWork
+from unlatch.schedule import Workload
+from unlatch.schedule.machine import Machine
 
 
 def simulated() -> Simulation:

@@ -31,7 +31,8 @@ from unlatch.schedule import (
 from unlatch.schedule.channel import Channel
 from unlatch.schedule.simulation import Simulation, simulate_schedule, simulate_streams
 from unlatch.schedule.simulator_engine import Edge, Graph, execute
-from unlatch.schedule.simulator_stages import Machine, StageWork
+from unlatch.schedule import Workload
+from unlatch.schedule.machine import Machine
 
 GENERATORS = FLUSHED | ASYNCHRONOUS
 

@@ -10,7 +10,7 @@ from ..errors import PlanError
 from ..methods import Delayed, LayerPipe, Method, names
 from ..methods.local import Local
 from ..plan.layer_costs import LayerCost
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 from ..schedule.stability import advise
 from .memory_model import device_bytes
 from .method_run import MethodRun, simulate_method

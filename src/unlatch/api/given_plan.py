@@ -16,9 +16,9 @@ from ..methods.layerpipe.planning import Precision, linear_of
 from ..nn.chain import Block
 from ..plan.json_file import read_json
 from ..plan.layer_groups import Span, group_blocks
-from ..plan.retiming import by_task, retime
+from ..plan.retiming import retime
 from ..plan.task_plan import TaskPlan, merge_whole_layers, shift_weight_gradients
-from ..plan.tasks import MODES, Task
+from ..plan.tasks import MODES, Task, by_task
 
 __all__ = ["GivenPlan", "follow_tasks", "read_plan"]
 

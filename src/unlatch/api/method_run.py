@@ -18,7 +18,7 @@ from ..plan.partition import contiguous_split
 from ..schedule import Kind
 from ..schedule.channel import FREE, Channel
 from ..schedule.simulation import Simulation, simulate_schedule
-from ..schedule.simulator_stages import Machine, StageWork
+from ..schedule.machine import Machine, StageWork
 
 __all__ = ["MethodRun", "simulate_method"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..plan.layer_costs import LARGEST, SMALLEST
 from ..schedule.channel import Channel
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 
 __all__ = ["MOST_DEVICES", "check_devices", "machine_of", "writable"]
 

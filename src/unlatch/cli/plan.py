@@ -19,7 +19,7 @@ from ..plan.pipedream_plan import PipeDreamPlan
 from ..plan.pipedream_planner import plan_pipedream, plan_straight
 from ..plan.task_planning import place_tasks
 from ..schedule.channel import FREE, Channel
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 from .console import emit_json, people
 from .costs import ArraySide, BatchSize, CostModel, CostsFile, CostSource, Layers, layer_costs
 from .machine import check_devices, machine_of, writable

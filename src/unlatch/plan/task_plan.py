@@ -11,8 +11,7 @@ from typing import Any
 from ..errors import PlanError
 from .layer_costs import exact, plain
 from .plan import Plan
-from .retiming import by_task
-from .tasks import Task
+from .tasks import Task, by_task
 
 __all__ = ["TaskPlan", "merge_whole_layers", "shift_weight_gradients"]
 

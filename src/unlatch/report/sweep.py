@@ -15,7 +15,7 @@ from ..api.method_run import simulate_method
 from ..errors import ConfigError
 from ..methods import Method
 from ..plan.layer_costs import LayerCost
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 
 __all__ = ["SweepRow", "draw_sweep", "parse_counts", "sweep", "write_sweep"]
 

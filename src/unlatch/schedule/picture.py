@@ -18,7 +18,8 @@ from .entries import Action, Kind, Schedule
 from .occupancy import versions
 from .periodic import Periodic
 from .runs import Streams, streams
-from .simulate import UNIT, Costs, Timeline, simulate
+from .simulator import Timeline, simulate
+from .workload import UNIT, Costs, Workload
 
 __all__ = ["Numbering", "TickEntry", "gantt", "lockstep", "tick_entries", "timetable"]
 
@@ -180,7 +181,7 @@ def gantt(streams: Streams, costs: Costs = UNIT) -> str:
     stage 0 | F0 F1 .  .  B0 =  F2 B1 =  .  B2 =
     stage 1 | .  F0 B0 =  F1 B1 =  F2 B2 =  .  .
     """
-    timeline = simulate(streams, costs)
+    timeline = simulate(streams, Workload(costs))
     rows = [_row(timeline, number) for number in range(len(streams))]
     width = max((len(cell) for _, cells in rows for cell in cells), default=1)
     margin = max(len(name) for name, _ in rows)
