@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from unlatch.methods.auxnet.statistics import layer_parallel_times
+from unlatch.methods.local.statistics import layer_parallel_times
 from unlatch.models import build
 from unlatch.nn.chain import chain
 from unlatch.plan.auxnet_partition import auxnet_split

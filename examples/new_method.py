@@ -16,8 +16,9 @@ from torch.nn.functional import cross_entropy
 
 import unlatch
 from unlatch.methods import Delayed, register
+from unlatch.rules.activations import Input
 from unlatch.rules.bundle import Rules
-from unlatch.schedule import Rounds, Schedule, check, streams, timetable
+from unlatch.schedule import Schedule, check, rounds, streams, timetable
 
 
 @register
@@ -32,10 +33,10 @@ class Slow(Delayed):
     summary = "delay 3(K-k), inputs kept"
 
     def schedule(self, stages: int) -> Schedule:
-        return Rounds(stages, tuple(3 * (stages - 1 - s) for s in range(stages)))
+        return rounds([3 * (stages - 1 - s) for s in range(stages)])
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())
 
 
 def main() -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 
-from .cli.brief import Brief, loaders, prepare
-from .cli.session import Order, train_session
+from .cli.prepare import PreparedRun, loaders, prepare
+from .cli.session import SessionOptions, train_session
 from .config import Config, from_mapping
 from .io.run_folder import RunFolder
+from .methods import BASELINE
 from .report.comparison import comparison_table, rows_of
 from .report.page import write_comparison
 from .report.record import Record, read_run
@@ -26,7 +27,7 @@ from .runtime.launch import Ranks
 __all__ = ["main"]
 
 METHODS = ("bp", "1f1b", "pipedream", "fdg", "dtr", "dtrp")
-BASELINE = "bp, 1 process"
+BASELINE_LABEL = f"{BASELINE}, 1 process"
 PROCESSES = 2
 
 
@@ -59,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start = time.perf_counter()
     methods = chosen.methods.split(",")
     groups = _train_all(methods, chosen.seeds, chosen.epochs, chosen.out, start + chosen.seconds)
-    rows = rows_of(groups, BASELINE)
-    words = _introduction(len(groups[BASELINE]), chosen.epochs)
+    rows = rows_of(groups, BASELINE_LABEL)
+    words = _introduction(len(groups[BASELINE_LABEL]), chosen.epochs)
     page = chosen.out / "report.html"
     write_comparison(page, "Six ways to train one network", words, groups, rows, figures=chosen.out / "figures")
     print(f"\n{comparison_table(rows).text()}\n")
@@ -73,19 +74,19 @@ def _train_all(methods: Sequence[str], seeds: int, epochs: int, out: Path, deadl
     torch.set_num_threads(1)
     with Ranks(PROCESSES) as ranks:
         print(f"starting {PROCESSES} processes, measuring the network", flush=True)
-        data = loaders(settings("bp"))
+        data = loaders(settings(BASELINE))
         ranks.run(_ready)  # importing torch would disturb the measurements
-        briefs = {BASELINE: prepare(settings("bp", 1, epochs), data[0])}
-        briefs |= {method: prepare(settings(method, epochs=epochs), data[0]) for method in methods}
-        groups: dict[str, list[Record]] = {label: [] for label in briefs}
+        runs = {BASELINE_LABEL: prepare(settings(BASELINE, 1, epochs), data[0])}
+        runs |= {method: prepare(settings(method, epochs=epochs), data[0]) for method in methods}
+        groups: dict[str, list[Record]] = {label: [] for label in runs}
         longest = 0.0
         for seed in range(seeds):
             begin = time.perf_counter()
             if seed and begin + longest > deadline:
                 print("this machine is slow or busy: no further seeds", flush=True)
                 break
-            for label, brief in briefs.items():
-                record = _train(label, _seeded(brief, seed), out, ranks)
+            for label, prepared in runs.items():
+                record = _train(label, _seeded(prepared, seed), out, ranks)
                 groups[label].append(record)
                 accuracy, speed = record.summary["accuracy"], record.summary["samples_per_second"]
                 print(f"seed {seed}  {label:<14} {accuracy:6.1%} {speed:>7,.0f} samples/s", flush=True)
@@ -93,22 +94,22 @@ def _train_all(methods: Sequence[str], seeds: int, epochs: int, out: Path, deadl
     return groups
 
 
-def _train(label: str, brief: Brief, out: Path, ranks: Ranks) -> Record:
+def _train(label: str, prepared: PreparedRun, out: Path, ranks: Ranks) -> Record:
     name = label.replace(", ", "-").replace(" ", "-")
-    folder = RunFolder.at(out / f"{name}-seed{brief.config.run.seed}", overwrite=True)
-    folder.describe(brief.config.dump())
-    order = Order(str(folder.path), silent=True)
-    if brief.config.run.processes == 1:
-        train_session(brief, order)
+    folder = RunFolder.at(out / f"{name}-seed{prepared.config.run.seed}", overwrite=True)
+    folder.describe(prepared.config.dump())
+    options = SessionOptions(str(folder.path), silent=True)
+    if prepared.config.run.processes == 1:
+        train_session(prepared, options)
     else:
-        ranks.run(train_session, brief, order)
+        ranks.run(train_session, prepared, options)
     return read_run(folder.path)
 
 
-def _seeded(brief: Brief, seed: int) -> Brief:
-    """The same brief with another seed: same cut, other initial weights and order of the data."""
-    run = brief.config.run.model_copy(update={"seed": seed})
-    return replace(brief, config=brief.config.model_copy(update={"run": run}))
+def _seeded(prepared: PreparedRun, seed: int) -> PreparedRun:
+    """The same run with another seed: same cut, other initial weights and order of the data."""
+    run = prepared.config.run.model_copy(update={"seed": seed})
+    return replace(prepared, config=prepared.config.model_copy(update={"run": run}))
 
 
 def _ready() -> None:

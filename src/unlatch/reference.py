@@ -2,15 +2,17 @@
 
 Every delayed method is fixed by which weight version the forward of micro-batch `i` sees at each stage, and whether its
 gradient is taken at that version or at the one current when it is applied (version `i // M` with `M` micro-batches per
-update). This file computes the trajectory from these two tables alone, keeping every version of every weight. It shares
-no code with the executors.
+update), or at a reconstruction of the first from the second. This file computes the trajectory from these two tables
+alone, keeping every version of every weight. It shares no code with the executors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -65,36 +67,62 @@ class Trajectory:
     losses: list[float] = field(default_factory=list)
 
 
+def _exchanged(w: Weights, other: Weights) -> AbstractContextManager[Any]:
+    """Whatever autograd saves of the weights `w` becomes the same part of the `other` ones."""
+    found = {t.data_ptr(): other[n].detach() for n, t in w.items()}
+
+    def pack(t: Tensor) -> Tensor:
+        instead = found.get(t.untyped_storage().data_ptr())
+        return t if instead is None else instead.as_strided(t.size(), t.stride(), t.storage_offset())
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
+
+
 def recursion(
     stages: Sequence[nn.Module],
     micros: Sequence[tuple[Any, Any]],
     loss_fn: Callable[[Any, Any], Tensor],
-    sgd: SGD,
+    sgd: SGD | Sequence[SGD],
     forward_version: Callable[[int, int], int],
     *,
     per_update: int = 1,
-    recompute: bool = False,
+    backward: Literal["forward", "current", "average"] = "forward",
+    mixed: bool = False,
+    delays: Sequence[int] = (),
     predict: str = "none",
     gamma: float = 1.0,
+    scale: Callable[[int, int], float] = lambda stage, update: 1.0,
     beta: float = 1.0,
+    collected: Callable[[int, list[Tensor], int], list[Tensor]] = lambda stage, gradients, age: gradients,
     seed: int = 0,
 ) -> Trajectory:
     """Train on micro-batches in order.
 
     **Arguments:**
 
+    - `sgd`: the optimizer, or one for each stage.
     - `forward_version`: of (stage, micro-batch): how many updates the weights of its forward have seen.
     - `per_update`: micro-batches per update; their gradients are averaged.
-    - `recompute`: take gradients at the current weights instead of those of the forward.
+    - `backward`: take gradients at the weights of the `"forward"`, at the `"current"` ones, or at an `"average"`
+      reconstruction of the former from the latter: W(t) + d ubar(t), with ubar the bias-corrected average of updates.
+    - `mixed`: only weights are replaced, while activations stay those of the forward. At the last stage, whose backward
+      follows at once, that is always so.
+    - `delays`: per stage, the updates d that the decay of such an average, (d-1)/(d+1), is made for.
     - `predict`: weight predictor of the forward: `none`, `difference`, `linear`, `geometric`, `constant-gradient`.
     - `gamma`, `beta`: step-size factor per stage below the last, gradient factor per border crossed.
+    - `scale`: of (stage, update): a further factor on the step size.
+    - `collected`: of (stage, gradients of its weights for one micro-batch, their age in updates): what is added up.
     """
     count = len(stages)
     path = Trajectory([[{n: p.detach().clone() for n, p in s.named_parameters()}] for s in stages])
     velocities: list[list[dict[str, Tensor | None]]] = [[dict.fromkeys(w[0])] for w in path.weights]
     applied: list[list[Weights]] = [[] for _ in stages]
     sums: list[Weights] = [{} for _ in stages]
-    rates = [SGD(sgd.lr * gamma ** (count - 1 - k), sgd.momentum, sgd.nesterov, sgd.weight_decay) for k in range(count)]
+    optimizers = sgd if isinstance(sgd, Sequence) else [sgd] * count
+
+    def rate(k: int, update: int) -> SGD:
+        """The optimizer of a stage as it is at an update."""
+        return replace(optimizers[k], lr=optimizers[k].lr * gamma ** (count - 1 - k) * scale(k, update))
 
     def seen(k: int, version: int, steps: int) -> Weights:
         """Weights of a forward: a version, or its prediction `steps` updates ahead."""
@@ -102,23 +130,36 @@ def recursion(
         if predict == "none" or steps == 0 or version == 0:
             return w
         before, v, g = path.weights[k][version - 1], velocities[k][version], applied[k][version - 1]
-        return {n: rates[k].predict(predict, w[n], before[n], v[n], g[n], steps) for n in w}
+        return {n: rate(k, version).predict(predict, w[n], before[n], v[n], g[n], steps) for n in w}
+
+    def taken_at(k: int, version: int, now: int) -> Weights:
+        """Weights of a backward whose forward saw those of `version`, if not the same."""
+        versions = path.weights[k]
+        if backward == "current" or now == version:
+            return versions[now]
+        decay = (delays[k] - 1) / (delays[k] + 1)
+        mean = {n: torch.zeros_like(w) for n, w in versions[0].items()}
+        for old, new in pairwise(versions[: now + 1]):
+            mean = {n: decay * mean[n] + (1 - decay) * (old[n] - new[n]) for n in mean}
+        return {n: w + (now - version) / (1 - decay**now) * mean[n] for n, w in versions[now].items()}
 
     for i, (x, y) in enumerate(micros):
         now = i // per_update
         inputs, forwards = [x], []
+        seen_versions = [forward_version(k, i) for k in range(count)]
         for k, stage in enumerate(stages[:-1]):
-            version = forward_version(k, i)
+            version = seen_versions[k]
             forwards.append(seen(k, version, now - version))
             with torch.no_grad(), replayable(seed, k, i):
                 inputs.append(functional_call(stage, forwards[k], (inputs[k],)))
-        forwards.append(seen(count - 1, forward_version(count - 1, i), 0))
+        forwards.append(seen(count - 1, seen_versions[-1], 0))
         cotangent: Tensor | None = None
         for k in reversed(range(count)):
-            at = path.weights[k][now] if recompute else forwards[k]
-            w = {n: t.detach().requires_grad_() for n, t in at.items()}
+            at = forwards[k] if backward == "forward" else taken_at(k, seen_versions[k], now)
+            mixes = mixed or k == count - 1
+            w = {n: t.detach().requires_grad_() for n, t in (forwards[k] if mixes else at).items()}
             h = inputs[k].detach().requires_grad_(k > 0)
-            with replayable(seed, k, i):
+            with replayable(seed, k, i), _exchanged(w, at) if mixes else nullcontext():
                 out = functional_call(stages[k], w, (h,))
             if cotangent is None:
                 loss = loss_fn(out, y)
@@ -129,13 +170,13 @@ def recursion(
             wanted = [*w.values(), *([h] if k > 0 else [])]
             found = torch.autograd.grad(out, wanted, cotangent, allow_unused=True)
             cotangent = found[-1] if k > 0 else None
-            for n, g in zip(w, found, strict=False):
-                g = torch.zeros_like(w[n]) if g is None else g
+            raw = [torch.zeros_like(t) if g is None else g for t, g in zip(w.values(), found, strict=False)]
+            for n, g in zip(w, collected(k, raw, now - seen_versions[k]), strict=True):
                 sums[k][n] = sums[k][n] + g if n in sums[k] else g
         if (i + 1) % per_update == 0:
             for k in range(count):
                 w, v = path.weights[k][-1], velocities[k][-1]
-                stepped = {n: rates[k].step(w[n], v[n], g) for n, g in sums[k].items()}
+                stepped = {n: rate(k, now).step(w[n], v[n], g) for n, g in sums[k].items()}
                 path.weights[k].append({n: new for n, (new, _) in stepped.items()})
                 velocities[k].append({n: new for n, (_, new) in stepped.items()})
                 applied[k].append(sums[k])

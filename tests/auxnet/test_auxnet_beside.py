@@ -16,9 +16,11 @@ from rank_jobs import conv_run, plain_sgd
 from recording import feed
 from small_nets import images, tanh_net, vectors
 from unlatch.methods import AuxNet, AuxVar
-from unlatch.methods.auxnet.statistics import LocalStatistics, layer_parallel_times
+from unlatch.methods.local.statistics import LocalStatistics, layer_parallel_times
 from unlatch.models import build
 from unlatch.nn.auxiliary import Capacity
+from unlatch.runtime.events import Event, Recorder
+from unlatch.runtime.mail import Mail, Message
 
 DATA = images([12, 12, 12])
 
@@ -29,7 +31,7 @@ def test_repeated_steps_are_one_update_of_the_learning_rate_schedule(options):
     cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=len(DATA) + 1)
     run = conv_run(AuxNet(**options), 2, lr_scheduler=cycle)
     feed(run, DATA)
-    stage, net = run._engine.stages[1].updater, run._engine.workers[1].source.net
+    stage, net = run.stations[1].stage.updater, run.stations[1].source.net
     assert stage.scheduler.last_epoch == net.scheduler.last_epoch == len(DATA)
     assert stage.optimizer.param_groups[0]["lr"] == net.optimizer.param_groups[0]["lr"]
 
@@ -114,11 +116,12 @@ def test_a_table_without_multipliers_continues_with_zeros(tmp_path):
     run.save(tmp_path / "c")
     other = conv_run(AuxVar(form="lagrangian"), 2)
     other.load(tmp_path / "c")
-    source = other._engine.workers[1].source
-    assert source._multipliers.shape == source._inputs.shape
-    assert not source._multipliers.any()
+    source = other.stations[1].source
+    stored = source.tensors()
+    assert stored["multipliers"].shape == stored["inputs"].shape
+    assert not stored["multipliers"].any()
     feed(other, DATA)
-    assert source._multipliers.any()
+    assert source.tensors()["multipliers"].any()
 
 
 def test_copies_of_a_shared_network_stay_in_step_after_a_checkpoint_of_other_stages(tmp_path):
@@ -128,7 +131,7 @@ def test_copies_of_a_shared_network_stay_in_step_after_a_checkpoint_of_other_sta
     run.save(tmp_path / "c")
     other = conv_run(AuxNet(shared=True), 4)
     other.load(tmp_path / "c")
-    parts = [worker.source.module.parts for worker in other._engine.workers[1:]]
+    parts = [other.stations[k].source.module.parts for k in (1, 2, 3)]
     for one, next_one in pairwise(parts):
         for p, q in zip(one.parameters(), next_one.parameters(), strict=False):
             assert torch.equal(p, q)
@@ -183,46 +186,49 @@ def test_recalibration_follows_the_way_that_is_evaluated():
     run = conv_run(AuxNet(ablation="shallow"), 2)
     feed(run, DATA)
     x, y = DATA[0]
-    worker = run._engine.workers[1]
+    station = run.stations[1]
     found = run.evaluate_recalibrated([(x, y)], [(x, y)])["recalibrated_loss"]
-    module = worker.stage.module
+    module = station.stage.module
     module.eval()
     for norm in module.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.train()
-    expected = float(cross_entropy(module(worker.source.evaluate(x)), y).detach())
+    expected = float(cross_entropy(module(station.source.evaluate(x)), y).detach())
     # Running variances are unbiased, batch norm in training is not.
     assert found == pytest.approx(expected, rel=0.02)
 
 
-def test_messages_travel_while_stages_compute():
+def test_messages_travel_while_stages_compute(monkeypatch):
     """A stage tells its neighbours before it computes, and listens only when it needs the answer."""
     net, data = tanh_net(6), vectors(1)
     run = unlatch.parallelize(
         net, "auxnet", stages=3, loss_fn=mse_loss, optimizer=plain_sgd, split=["2", "4"], sample=data[0]
     )
-    worker = run._engine.workers[1]
-    said: list[str] = []
-    plain_send, plain_take, plain_clock = worker.send, worker.take, worker.clock
+    said: list[tuple[int, str]] = []
+    take, add, send = Mail.take, Recorder.add, Mail.send
 
-    def send(kind: str, *args: Any, **options: Any) -> None:
-        said.append(f"send {kind}")
-        plain_send(kind, *args, **options)
+    def taking(mail: Mail, kind: str, stage: int, *args: Any) -> Message:
+        said.append((stage, f"take {kind}"))
+        return take(mail, kind, stage, *args)
 
-    def take(kind: str, job: Any) -> Any:
-        said.append(f"take {kind}")
-        return plain_take(kind, job)
+    def adding(recorder: Recorder, event: Event) -> None:
+        said.append((event.stage, event.kind))
+        add(recorder, event)
 
-    def clock(part: str, *args: Any, **options: Any) -> Any:
-        said.append(part)
-        return plain_clock(part, *args, **options)
+    def sending(mail: Mail, message: Message) -> None:
+        # What is sent stands behind the event of its sender.
+        said.append((said[-1][0], f"send {message.kind}"))
+        send(mail, message)
 
-    worker.send, worker.take, worker.clock = send, take, clock
+    monkeypatch.setattr(Mail, "take", taking)
+    monkeypatch.setattr(Recorder, "add", adding)
+    monkeypatch.setattr(Mail, "send", sending)
     run.step(*data[0])
-    assert said == [
-        *("aux_forward", "send input", "forward", "send state"),
-        *("take input", "border", "backward", "update", "take state", "aux_backward", "aux_backward"),
-        *("take loss", "send loss"),
+    assert [what for stage, what in said if stage == 1] == [
+        *("take batch", "D", "send batch"),
+        *("P", "send input", "F", "send state"),
+        *("take input", "S", "B", "U", "take state", "C", "V"),
+        *("take loss", "O", "send loss"),
     ]
 
 

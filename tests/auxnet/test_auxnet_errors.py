@@ -41,7 +41,7 @@ X, Y = images([12])[0]
         ({"depth": 0}, "depth must be a whole number, at least 1"),
         ({"data": "guess"}, "data must be one of send, build"),
         ({"ablation": "everything"}, "ablation must be one of"),
-        ({"units": "median"}, 'units must be "mean" or "sum"'),
+        ({"units": "median"}, "units must be one of mean, sum"),
         ({"beta": float("inf")}, "beta must be finite and above 0, got inf"),
         ({"serial_from": -3}, "serial_from must be a whole number, at least 0, got -3"),
         ({"serial_from": "half"}, "serial_from must be a whole number"),
@@ -277,5 +277,6 @@ def test_failures_name_stage_and_batch():
         sample=(x, y),
     )
     run.step(x, y)
-    with pytest.raises(unlatch.errors.StageFailed, match=r"stage 1 failed in the aux forward of batch 1.*out of luck"):
+    where = r"stage 1 failed in the auxiliary work P \(predict\) of batch 1: ValueError: out of luck"
+    with pytest.raises(unlatch.errors.StageFailed, match=where):
         run.step(x, y)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from unlatch.runtime.jobs import Job
 
 import unlatch
 from border_cases import SPLIT, STAGES, Bench, Fixed, batch, random_like, residual_net, stages_of_net, truth
@@ -16,6 +15,7 @@ from recording import Optimizers, RecordingSGD, stages_of
 from unlatch.methods import AuxNet
 from unlatch.methods.auxnet.mismatch import BorderRule
 from unlatch.methods.auxnet.probe import serial_gradients
+from unlatch.methods.auxnet.sources import Raw
 from unlatch.runtime.micro import Micro
 
 BETAS = [1e-3, 1.0, 1e3]
@@ -55,7 +55,7 @@ def test_o1_serial_gradient_is_the_central_difference():
         net, "bp", stages=STAGES, loss_fn=cross_entropy, optimizer=Optimizers(RecordingSGD, lr=0.0), split=SPLIT
     )
     micro = Micro(0, 0, 0, 1, len(x), 1.0, 0, True)
-    found = serial_gradients(stages_of(run), Job(micro, x, y))
+    found = serial_gradients(stages_of(run), micro, Raw(x, y))
     for stage, gradients in zip(stages_of(run), found, strict=True):
         for p, gradient in zip(stage.params, gradients, strict=True):
             agrees(lambda: cross_entropy(net(x), y), p, gradient)
@@ -229,15 +229,16 @@ def test_o12_no_gradient_reaches_a_network_of_another_stage():
         split=SPLIT,
         sample=(x, y),
     )
-    engine = run._engine
-    job = next(engine._own_jobs(x, y))
-    for worker in engine.workers:
-        worker.open(job)
-    for phase in ("predict", "forward"):
-        for worker in engine.workers:
-            getattr(worker, phase)()
-    engine.workers[3].backward()
-    engine.workers[1].backward()
+    stations, micro = run.stations, Micro(0, 0, 0, 1, len(x), 1.0, 0, True)
+    stations[0].enter(micro, (x, y))
+    for k in (1, 2, 3):
+        stations[k].enter(micro, ((x, y), None))
+    told = {k: stations[k].predict(micro)[0] for k in (1, 2, 3)}
+    for station in stations.values():
+        station.forward(micro)
+    stations[3].backward(micro)
+    stations[1].seed(micro, told[2])
+    stations[1].backward(micro)
     touched = [any(p.grad is not None for p in s.parameters()) for s in stages_of_net(net)]
     assert touched == [False, True, False, True]
     assert all(p.grad is None for n in nets for p in n.parameters())

@@ -9,15 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from unlatch.runtime.jobs import INPUT, LOSS, STATE, Job, check_same, checksum
 
 import unlatch
 from rank_jobs import conv_run, copied_state, momentum_sgd
-from recording import Optimizers, RecordingSGD, feed
+from recording import Optimizers, RecordingSGD, feed, listening
 from small_nets import images, tanh_net, vectors
 from unlatch.methods import AuxNet, get
-from unlatch.methods.auxnet.statistics import layer_parallel_times
-from unlatch.runtime import clock
+from unlatch.methods.auxnet.schedule import BATCH, INPUT, STATE
+from unlatch.methods.auxnet.sources import Raw
+from unlatch.methods.auxnet.station import check_same, checksum
+from unlatch.methods.local.stations import LOSS
+from unlatch.methods.local.statistics import layer_parallel_times
+from unlatch.runtime import engine
 from unlatch.runtime.micro import Micro
 
 DATA = images([12, 12, 12, 5])
@@ -30,8 +33,8 @@ VARIANTS = {
     "shared": {"shared": True},
     "steps": {"stage_steps": 2},
     "mixed": {"true_share": ((0, 0.0), (3, 0.8))},
-    "serial": {"warmup": 1, "serial_every": 3},
-    "serial replay": {"form": "lagrangian", "warmup": 1, "serial_from": 3},
+    "serial": {"serial_first": 1, "serial_every": 3},
+    "serial replay": {"form": "lagrangian", "serial_first": 1, "serial_from": 3},
     "echo": {"form": "lagrangian", "echo": ((0, 0.5), (4, 1.0))},
     "ramp": {"beta": ((0, 1.0), (4, 3.0))},
 }
@@ -60,43 +63,34 @@ def test_o11_one_stage_is_backpropagation(method):
 
 def test_o14_other_data_is_noticed():
     x, y = DATA[0]
-    job = Job(Micro(3, 3, 0, 1, 12, 1.0, 3, True), x, y)
-    check_same(job, checksum((x, y)), stage=1)
+    raw, micro = Raw(x, y), Micro(3, 3, 0, 1, 12, 1.0, 3, True)
+    check_same(raw, checksum((x, y)), micro, stage=1)
     with pytest.raises(unlatch.errors.DataError, match=r"stage 1 has other data for batch 3 .* same sampler seed"):
-        check_same(job, checksum((x + 1e-6, y)), stage=1)
+        check_same(raw, checksum((x + 1e-6, y)), micro, stage=1)
 
 
-def sent(run) -> list[tuple[str, int, list[int]]]:
+def sent(run, data) -> list[tuple[str, int, list[int]]]:
     """What goes through the mail: kind, receiver, elements of each tensor."""
-    messages = []
-    plain = run._engine.mail.send
-
-    def listen(message) -> None:
-        tensors = unlatch.nn.tree.flatten(message.payload)[0]
-        messages.append((message.kind, message.stage, [t.numel() for t in tensors]))
-        plain(message)
-
-    run._engine.mail.send = listen
-    return messages
+    with listening() as messages:
+        feed(run, data)
+    return [(m.kind, m.stage, [t.numel() for t in unlatch.nn.tree.flatten(m.payload)[0]]) for m in messages]
 
 
 @pytest.mark.parametrize(("options", "tensors"), [({}, 1), ({"form": "lagrangian"}, 2)])
 def test_o15_two_border_tensors_per_batch_and_no_gradient(options, tensors):
     run = conv_run(AuxNet(**options), 3)
-    messages = sent(run)
-    feed(run, DATA[:3])
+    messages = sent(run, DATA[:3])
     sizes = {1: 12 * 8 * 8 * 8, 2: 12 * 12 * 4 * 4}
     for border, size in sizes.items():
         assert [s for kind, to, s in messages if (kind, to) == (INPUT, border - 1)] == [[size] * tensors] * 3
         assert [s for kind, to, s in messages if (kind, to) == (STATE, border)] == [[size]] * 3
-    assert {kind for kind, _, _ in messages} == {INPUT, STATE, LOSS}
+    assert {kind for kind, _, _ in messages} == {BATCH, INPUT, STATE, LOSS}
     assert not any(s for kind, _, s in messages if kind == LOSS)
 
 
 def test_o15_a_multiplier_rides_on_the_predicted_input_where_nothing_is_normalised():
     run = conv_run(AuxNet(form="lagrangian", border_norm=False), 2)
-    messages = sent(run)
-    feed(run, DATA[:2])
+    messages = sent(run, DATA[:2])
     assert [len(s) for kind, _, s in messages if kind == INPUT] == [1, 1]
 
 
@@ -130,7 +124,7 @@ class Slow(nn.Module):
 
 def test_o16_measured_terms_predict_the_step_time_and_where_the_gain_begins(monkeypatch):
     hand = Hand()
-    monkeypatch.setattr(clock, "time", hand)
+    monkeypatch.setattr(engine, "time", hand)
     net = nn.Sequential(*[Slow(hand) for _ in range(9)]).double()
     ((x, y),) = vectors(1)
     run = unlatch.parallelize(
@@ -160,7 +154,7 @@ def test_o17_no_adjoint_leaves_pure_imitation():
 
     def moved(**options) -> bool:
         run = conv_run(AuxNet(imitate=0.0, **options), 2)
-        net = run._engine.workers[1].source.module
+        net = run.stations[1].source.module
         before = copied_state(net.parts)
         feed(run, DATA[:2])
         names = [n for n, _ in net.parts.named_parameters()]
@@ -181,8 +175,8 @@ def test_o17_frozen_stages_stay():
 
 def test_o17_shallow_is_backpropagation_through_auxnet_and_last_stage():
     run = conv_run(AuxNet(ablation="shallow"), 3, lr_scheduler=None, clip_grad_norm=None)
-    worker = run._engine.workers[2]
-    net, last = worker.source.module, run._engine.stages[2].module
+    station = run.stations[2]
+    net, last = station.source.module, station.stage.module
     before = {n: p.detach().clone() for n, p in run.module().named_parameters()}
     twin_net, twin_last = copy.deepcopy(net), copy.deepcopy(last)
     losses = [r.loss for r in feed(run, DATA)]
@@ -342,7 +336,7 @@ def test_an_echo_mixes_in_the_gradient_at_the_true_state_of_the_batch_before():
         split=["2"],
         sample=data[0],
     )
-    source = run._engine.workers[1].source
+    source = run.stations[1].source
     expected = []
     for number, (x, y) in enumerate(data):
         terms = [(1.0 if number == 0 else 1.0 - share, source.module(x).detach(), y)]

@@ -6,14 +6,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from unlatch.runtime.jobs import Job
 
 import unlatch
-from border_cases import SPLIT, STAGES, batch, random_like, residual_net, truth
+from border_cases import SPLIT, STAGES, batch, random_like, residual_net, stages_of_net, truth
 from recording import Optimizers, RecordingSGD
 from unlatch.methods import AuxVar
+from unlatch.methods.auxnet.records import BorderValues
+from unlatch.methods.auxnet.sources import Raw, Source
 from unlatch.runtime.micro import Micro
 
 
@@ -33,15 +34,14 @@ class Sweeps:
             sample=self.data,
         )
         self.states, self.adjoints, self.gradients = truth(self.net, *self.data)
-        self.sources = [worker.source for worker in self.run._engine.workers[1:]]
-        self.workers = self.run._engine.workers
+        self.stations = [self.run.stations[k] for k in range(1, STAGES)]
+        self.sources = [station.source for station in self.stations]
         if start is not None:
             # The first batch introduces the samples; then they are moved elsewhere.
             self.step()
             for source, value in zip(self.sources, start, strict=True):
-                source._inputs = value.clone()
-                if source._multipliers is not None:
-                    source._multipliers.zero_()
+                # Multipliers begin at zero.
+                source.load_tensors({"inputs": value})
 
     def step(self) -> float:
         """One sweep; the largest error of any stage's gradient, relative to that of backpropagation."""
@@ -54,7 +54,7 @@ class Sweeps:
         return max(errors)
 
     def violation(self) -> float:
-        return max(worker.records[-1].violation for worker in self.workers[1:])
+        return max(station.records[-1].violation for station in self.stations)
 
 
 @pytest.mark.parametrize("form", ["penalty", "lagrangian"])
@@ -62,23 +62,38 @@ def test_o7_a_full_step_gives_the_shifted_state_and_the_adjoint_as_multiplier(fo
     states = truth(residual_net(), *batch())[0]
     beta = 50.0
     sweeps = Sweeps(random_like(states), form=form, beta=beta, theta=1.0)
+    raw, micro = Raw(*sweeps.data), Micro(0, 0, 0, 1, 5, 1.0, 0, True)
+    outputs = [_newest_output(stage) for stage in stages_of_net(sweeps.net)[:-1]]
+    met = [_newest_values(source) for source in sweeps.sources]
     for _ in range(2):
-        before = [source.multiplier(_job(sweeps)) for source in sweeps.sources]
-        seen = [source.predict(_job(sweeps), keep=False) for source in sweeps.sources]
+        before = [source.multiplier(raw) for source in sweeps.sources]
+        seen = [source.predict(micro, raw, keep=False) for source in sweeps.sources]
         sweeps.step()
-        for k, (source, kappa, lam) in enumerate(zip(sweeps.sources, before, seen, strict=True), start=1):
-            worker = sweeps.workers[k]
-            below = sweeps.workers[k - 1]
-            x, p = below.now.out, worker.now.p
+        for source, kappa, lam, (x,), (values,) in zip(sweeps.sources, before, seen, outputs, met, strict=True):
+            p, stored = values.p, source.tensors()
             shift = p if kappa is None else p - kappa
-            torch.testing.assert_close(source._inputs, x - shift * len(x) / beta, rtol=0, atol=1e-13)
-            assert not torch.equal(source._inputs, lam)
+            torch.testing.assert_close(stored["inputs"], x - shift * len(x) / beta, rtol=0, atol=1e-13)
+            assert not torch.equal(stored["inputs"], lam)
             if form == "lagrangian":
-                torch.testing.assert_close(source._multipliers, p, rtol=0, atol=1e-13)
+                torch.testing.assert_close(stored["multipliers"], p, rtol=0, atol=1e-13)
 
 
-def _job(sweeps: Sweeps) -> Job:
-    return Job(Micro(0, 0, 0, 1, 5, 1.0, 0, True), *sweeps.data)
+def _newest_output(stage: nn.Sequential) -> list[Tensor]:
+    found: list[Tensor] = []
+    stage[-1].register_forward_hook(lambda module, inputs, out: found.__setitem__(slice(None), [out.detach()]))
+    return found
+
+
+def _newest_values(source: Source) -> list[BorderValues]:
+    found: list[BorderValues] = []
+    correct = source.correct
+
+    def listen(micro: Micro, raw: Raw, values: BorderValues) -> None:
+        found[:] = [values]
+        correct(micro, raw, values)
+
+    source.correct = listen
+    return found
 
 
 def test_o8_states_and_adjoints_are_exact_after_two_sweeps_per_border():

@@ -18,13 +18,15 @@ from rank_jobs import conv_run
 from recording import feed
 from small_nets import images, tanh_net, vectors
 from unlatch.errors import ShapeMismatch
-from unlatch.methods import DGL, DNI, AuxNet, AuxVar
+from unlatch.methods import DGL, DNI, AuxNet, AuxVar, get
 from unlatch.methods.auxnet.mismatch import BorderRule
+from unlatch.methods.auxnet.sources import Raw
 from unlatch.models import build
 from unlatch.nn.auxiliary import coarse_parts, find_borders
 from unlatch.nn.chain import chain
 from unlatch.nn.heads import GradientSynthesiser, local_head
 from unlatch.rules.ramp import value_at
+from unlatch.runtime.micro import Micro
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -59,6 +61,18 @@ def test_dgl_trains_every_stage_on_its_own_head():
         [*net.parameters(), *heads[0].parameters()], [*twin.parameters(), *twin_heads[0].parameters()], strict=True
     ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", ["dgl", "dni"])
+def test_every_stage_tells_how_long_its_parts_took(method):
+    data = vectors(3, size=8)
+    run = run_of(tanh_net(3), get(method, microbatches=2), data)
+    feed(run, data)
+    measured = run.method_statistics()
+    assert [(s.stage, s.micros, s.batches) for s in measured] == [(k, 6, 3) for k in range(3)]
+    assert all(set(s.seconds) == {"forward", "backward", "update", "border"} for s in measured)
+    assert all(min(s.seconds.values()) > 0 for s in measured)
+    assert all(s.metrics() == {} for s in measured)
 
 
 class Guess(nn.Module):
@@ -180,7 +194,7 @@ def test_any_chain_has_an_automatic_auxnet(name):
 def test_copies_of_a_shared_network_stay_in_step():
     run = conv_run(AuxNet(shared=True), 4)
     feed(run, images([12, 12, 12]))
-    parts = [worker.source.module.parts for worker in run._engine.workers[1:]]
+    parts = [run.stations[k].source.module.parts for k in (1, 2, 3)]
     assert [len(p) for p in parts] == [1, 2, 3]
     for one, other in pairwise(parts):
         for a, b in zip(one, other, strict=False):
@@ -193,11 +207,11 @@ def test_stored_variables_are_those_of_their_samples():
     run = conv_run(AuxVar(), 2)
     x, y = images([12])[0]
     run.step(x, y)
-    source = run._engine.workers[1].source
-    stored = source._inputs.clone()
+    source = run.stations[1].source
+    stored = source.tensors()["inputs"].clone()
     order = torch.randperm(12)
-    job = next(run._engine._own_jobs(x[order], y[order]))
-    assert torch.equal(source.predict(job, keep=False), stored[:12][order])
+    found = source.predict(Micro(1, 1, 0, 1, 12, 1.0, 1, True), Raw(x[order], y[order]), keep=False)
+    assert torch.equal(found, stored[order])
 
 
 @given(

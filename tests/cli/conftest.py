@@ -77,7 +77,7 @@ def answer(unlatch, costs):
     """The JSON that `unlatch plan` prints for a chain."""
 
     def ask(layers: object, processors: int, *flags: object) -> dict:
-        result = unlatch("plan", "--costs", costs(layers), "--processors", processors, *flags, "--json")
+        result = unlatch("plan", "--costs", costs(layers), "--devices", processors, *flags, "--json")
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 

@@ -39,8 +39,8 @@ def test_a_run_tells_what_happens_at_its_borders(unlatch, auxnet, tmp_path):
     assert "note: the AuxNet of stage 1 has " in result.output
     assert "with batch norm recalibrated)" in result.output
     assert "speed-up formula with the measured terms: " in result.output
-    rows = [row for row in metrics.read(tmp_path / "run") if "border/update" in row]
-    assert [row["border/update"] for row in rows] == [0, 1]
+    rows = [row for row in metrics.read(tmp_path / "run") if "measured/update" in row]
+    assert [row["measured/update"] for row in rows] == [0, 1]
     measured = {"border1/violation", "border1/jump", "border1/multiplier", "border1/loss"}
     assert all(measured | {"stage0/cosine", "stage1/cosine"} <= row.keys() for row in rows)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -52,21 +52,22 @@ def test_a_run_tells_what_happens_at_its_borders(unlatch, auxnet, tmp_path):
     work = formula["forward_seconds"] + formula["backward_seconds"]
     extra = sum(formula[f"{part}_seconds"] for part in ("data", "border", "aux_forward", "aux_backward"))
     assert formula["step_seconds"] == pytest.approx(extra + work / 2)
-    assert (tmp_path / "run" / "borders.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "run" / "measures.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "run" / "probe.png").exists()
 
     result = unlatch("compare", "run", "-o", "page.html")
     assert result.exit_code == 0, result.output
     page = (tmp_path / "page.html").read_text()
-    assert "At the borders" in page
-    assert f"run, speed-up formula with the terms it measured: {formula['text']}." in page
+    assert "What the methods measure" in page
+    assert "jump: distance of the gradient on the input" in page
+    assert f"run: speed-up formula with the measured terms: {formula['text']}; a step of this run took " in page
 
 
 def test_other_methods_have_no_borders(unlatch, conf, tmp_path):
     result = unlatch("train", conf, "--method", "dgl", "--stages", 2, "--out", "run", "--json")
     assert result.exit_code == 0, result.output
     assert not {"layer_parallel", "auxnets", "recalibrated_accuracy"} & json.loads(result.stdout).keys()
-    assert not (tmp_path / "run" / "borders.png").exists()
+    assert not (tmp_path / "run" / "measures.png").exists()
     assert unlatch("compare", "run").exit_code == 0
     result = unlatch("train", conf, "--method", "dgl", "--stages", 2, "--out", "probed", "--probe", "gradients")
     assert result.exit_code == 2
@@ -75,7 +76,7 @@ def test_other_methods_have_no_borders(unlatch, conf, tmp_path):
 
 
 def test_a_run_goes_on_and_its_network_is_the_plain_model(unlatch, auxnet, tmp_path):
-    once = ("--set", "schedule.name=constant", "--set", "optimizer.lr=0.05", "--set", "method.form=lagrangian")
+    once = ("--set", "lr.shape=constant", "--set", "optimizer.lr=0.05", "--set", "method.form=lagrangian")
     once += ("--set", "method.multiplier=synthesiser")
     assert unlatch("train", auxnet, "--epochs", 2, "--out", "whole", *once).exit_code == 0
     assert unlatch("train", auxnet, "--epochs", 1, "--out", "parts", *once).exit_code == 0

@@ -12,10 +12,10 @@ import torch
 
 from unlatch import methods
 from unlatch.cli import checks
-from unlatch.cli.brief import prepare
 from unlatch.cli.checks import equality, gradients, soundness, trajectory
 from unlatch.cli.checks.finding import find_out
 from unlatch.cli.checks.trial import Trial
+from unlatch.cli.prepare import prepare
 from unlatch.cli.settings import read_settings
 
 CHECKS = {

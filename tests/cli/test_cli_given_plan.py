@@ -29,13 +29,13 @@ def plan_of_conf(unlatch, conf):
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--method", "pipedream", "--processors", 3),
-        ("--method", "pipedream", "--processors", 3, "--bandwidth", 1e6),
-        ("--method", "layerpipe", "--processors", 3),
-        ("--method", "layerpipe", "--processors", 20),
-        ("--method", "layerpipe", "--processors", 5, "--mode", "atomic"),
-        ("--method", "layerpipe", "--processors", 3, "--mode", "factor"),
-        ("--method", "layerpipe", "--processors", 4, "--bandwidth", 1e3, "--latency", 10),
+        ("--method", "pipedream", "--devices", 3),
+        ("--method", "pipedream", "--devices", 3, "--bandwidth", 1e6),
+        ("--method", "layerpipe", "--devices", 3),
+        ("--method", "layerpipe", "--devices", 20),
+        ("--method", "layerpipe", "--devices", 5, "--mode", "atomic"),
+        ("--method", "layerpipe", "--devices", 3, "--mode", "factor"),
+        ("--method", "layerpipe", "--devices", 4, "--bandwidth", 1e3, "--latency", 10),
     ],
     ids=lambda flags: " ".join(map(str, flags)),
 )
@@ -50,7 +50,7 @@ def test_train_refused_plans_that_plan_offers(unlatch, plan_of_conf, flags):
 @pytest.mark.parametrize("processors", [1, 20])
 def test_train_refused_plans_of_auto(unlatch, plan_of_conf, processors):
     """On as many processors as each method uses, of which there may be fewer than were given."""
-    plan = plan_of_conf("--processors", processors)
+    plan = plan_of_conf("--devices", processors)
     assert trained(unlatch, "--plan", "plan.json")["method"] == plan["ranking"][0]["method"]
     for name in ("layerpipe", "zb-h1", "dgl"):
         stages = next(one["stages"] for one in plan["ranking"] if one["method"] == name)
@@ -61,7 +61,7 @@ def test_train_refused_plans_of_auto(unlatch, plan_of_conf, processors):
 
 def test_a_plan_beats_the_stages_processes_and_split_of_the_file(unlatch, plan_of_conf, conf):
     conf.write_text(conf.read_text() + 'stages = 3\nprocesses = 3\nsplit = ["layers.1", "layers.2"]\n')
-    plan_of_conf("--method", "pipedream", "--processors", 2)
+    plan_of_conf("--method", "pipedream", "--devices", 2)
     result = unlatch("train", conf, "--plan", "plan.json", "--out", "run", "--processes", 1)
     assert result.exit_code == 0, result.output
     settings = Path("run/config.toml").read_text()
@@ -72,7 +72,7 @@ def test_a_plan_beats_the_stages_processes_and_split_of_the_file(unlatch, plan_o
 
 
 def test_training_follows_the_tasks_of_the_plan(unlatch, plan_of_conf):
-    plan = plan_of_conf("--method", "layerpipe", "--processors", 3)
+    plan = plan_of_conf("--method", "layerpipe", "--devices", 3)
     shown = unlatch("train", "conf.toml", "--plan", "plan.json", "--processes", 1, "--out", "run").stdout
     assert "as plan.json says" in shown
     delays = [int(line.rsplit(" ", 1)[1]) for line in shown.splitlines() if line.startswith("layer ")]
@@ -127,7 +127,7 @@ DAMAGED = {
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_damaged_plan_is_named(unlatch, plan_of_conf, case):
     change, phrases = DAMAGED[case]
-    Path("damaged.json").write_text(json.dumps(change(plan_of_conf("--method", "layerpipe", "--processors", 3))))
+    Path("damaged.json").write_text(json.dumps(change(plan_of_conf("--method", "layerpipe", "--devices", 3))))
     result = unlatch("train", "conf.toml", "--plan", "damaged.json")
     assert result.exit_code == 2, result.output
     assert "damaged.json" in result.stderr
@@ -158,9 +158,9 @@ def test_a_straight_plan_of_another_model_is_named(unlatch, plan_of_conf):
 
 
 def test_plans_that_training_cannot_follow_say_so(unlatch, plan_of_conf):
-    plan_of_conf("--method", "pipedream", "--replicate", "--processors", 3)
+    plan_of_conf("--method", "pipedream", "--replicate", "--devices", 3)
     assert "plan without --replicate" in unlatch("train", "conf.toml", "--plan", "plan.json").stderr
-    plan_of_conf("--processors", 2)
+    plan_of_conf("--devices", 2)
     wrong = unlatch("train", "conf.toml", "--plan", "plan.json", "--method", "pipedraem")
     assert "does not rank 'pipedraem'. Did you mean 'pipedream'" in wrong.stderr
     plan_of_conf("--method", "pipedream")

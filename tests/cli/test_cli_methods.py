@@ -53,6 +53,12 @@ def test_every_method_can_be_shown(unlatch, name, stages):
     assert all(option["text"] for option in details["options"].values())
 
 
+def test_choices_are_shown(unlatch):
+    assert "[ticked | 1f1b]" in unlatch("methods", "petra").stdout
+    details = json.loads(unlatch("methods", "petra", "--json").stdout)
+    assert details["options"]["order"]["choices"] == ["ticked", "1f1b"]
+
+
 def test_flushed_methods_have_a_chart(unlatch):
     result = unlatch("methods", "1f1b", "--stages", 2, "--microbatches", 3)
     assert "stage 0 | F0 F1 .  .  B0 =  F2 B1 =  .  B2 =" in result.stdout
@@ -64,7 +70,7 @@ def test_delay_without_care_is_warned_of(unlatch):
     assert "--set method.microbatches=4 --set optimizer.nesterov=true" in bad
     good = unlatch("methods", "fdg", "--stages", 4, "--microbatches", 4).stdout
     assert "likely" not in good
-    assert "\n    4  " in good
+    assert "\n            4  " in good
 
 
 def test_without_momentum(unlatch):

@@ -173,8 +173,8 @@ def test_layers_of_no_cost_and_of_extreme_cost(answer):
 def test_more_processors_than_work(answer, unlatch):
     found = answer(chain(1), 5, "--method", "layerpipe")
     assert (found["busy_processors"], found["loads"]) == (2, [1, 1, 0, 0, 0])
-    table = unlatch("plan", "--costs", "layers.json", "--processors", 5, "--method", "layerpipe").stdout
-    assert "3 of 5 processors would gain nothing and stay idle" in table
+    table = unlatch("plan", "--costs", "layers.json", "--devices", 5, "--method", "layerpipe").stdout
+    assert "3 of 5 devices would gain nothing and stay idle" in table
 
 
 # -------------------------------------------------------------------- tables for people
@@ -186,14 +186,14 @@ def test_table_names_links_and_what_training_does_not_follow(unlatch, costs):
         table = unlatch("plan", "--costs", path, "--method", method, "--bandwidth", 100).stdout
         assert "training uses the links of its machine" in table, method
         assert "training uses" not in unlatch("plan", "--costs", path, "--method", method).stdout
-    lists = ("--method", "layerpipe", "--placement", "list", "--processors", 3)
+    lists = ("--method", "layerpipe", "--placement", "list", "--devices", 3)
     assert "follows only plans in a row" in unlatch("plan", "--costs", path, *lists).stdout
-    replicas = ("--method", "pipedream", "--replicate", "--processors", 3)
+    replicas = ("--method", "pipedream", "--replicate", "--devices", 3)
     assert "leave --replicate out" in unlatch("plan", "--costs", path, *replicas).stdout
 
 
 def test_auto_ranks_all_methods_and_writes_what_it_prints(unlatch, costs):
-    result = unlatch("plan", "--costs", costs(chain(*[1] * 8)), "--processors", 4, "--json", "-o", "plan.json")
+    result = unlatch("plan", "--costs", costs(chain(*[1] * 8)), "--devices", 4, "--json", "-o", "plan.json")
     found = json.loads(result.stdout)
     assert found == json.loads(Path("plan.json").read_text())
     assert not found["refused"]
@@ -217,7 +217,7 @@ def test_slow_links_made_auto_favour_layerpipe(answer):
 
 
 def test_a_published_network_has_64_samples_in_both_commands(unlatch):
-    flags = ("--network", "alexnet", "--processors", 2)
+    flags = ("--network", "alexnet", "--devices", 2)
     plan = json.loads(unlatch("plan", *flags, "--method", "pipedream", "--json").stdout)
     simulated = json.loads(unlatch("simulate", *flags, "--methods", "pipedream", "--json").stdout)["rows"][0]
     assert simulated["time_per_batch"] == pytest.approx(plan["initiation_interval"])
@@ -298,8 +298,8 @@ FLAGS = {
     "bandwidth that is no number": (["--bandwidth", "nan"], "--bandwidth is in bytes"),
     "negative latency": (["--latency", "-1"], "--latency is a time"),
     "endless latency": (["--latency", "inf"], "--latency is a time"),
-    "endless processors": (["--processors", "1000000000000"], "--processors goes up to 100,000"),
-    "no processors": (["--processors", "0"], "--processors"),
+    "endless devices": (["--devices", "1000000000000"], "--devices goes up to 100,000"),
+    "no devices": (["--devices", "0"], "--devices"),
     "cost model of a file": (["--cost-model", "mac"], "--cost-model mac has nothing to do"),
     "batch of a file": (["--batch", "8"], "--batch belongs to --network"),
     "array of a file": (["--array", "8"], "--array belongs to --cost-model systolic"),

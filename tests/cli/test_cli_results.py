@@ -76,13 +76,25 @@ def test_export_is_a_plain_state_dict(unlatch, two_runs, tmp_path):
 
 
 def test_bench_inline(unlatch, conf):
-    flags = ("--repeats", 2, "--steps", 3, "--warmup", 3, "--processes", 1, "--stages", 2, "--json")
+    flags = ("--repeats", 2, "--steps", 3, "--skip", 3, "--processes", 1, "--stages", 2, "--json")
     result = unlatch("bench", conf, "--methods", "fdg, dtr", *flags)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)["methods"]
     assert list(found) == ["bp, one process", "fdg", "dtr"]
     assert found["bp, one process"]["ratio"] == 1.0
     assert all(len(row["measurements"]) == 2 and row["samples_per_second"] > 0 for row in found.values())
+
+
+def test_bench_says_which_options_it_leaves_out(unlatch, conf):
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nbeta = 0.5\n')
+    flags = ("--processes", 1, "--repeats", 1, "--steps", 1, "--skip", 0, "--set", "method.pull=3.0")
+    result = unlatch("bench", conf, "--methods", "dtr,auxnet", *flags)
+    assert result.exit_code == 0, result.output
+    notes = [line for line in result.stdout.splitlines() if line.startswith("note: ")]
+    assert notes == [
+        "note: dtr has no option pull: dropped what the settings say for fdg",
+        "note: auxnet means something else by beta: dropped what the settings say for fdg",
+    ]
 
 
 def test_bench_on_two_processes(unlatch, conf):

@@ -70,7 +70,7 @@ def test_the_offer_to_store_an_input_is_a_setting(unlatch, reversible, tmp_path)
     [
         ("method.store=1", "store lists numbers of stages"),
         ("method.store=[4]", "store names stage 4, but the model is cut into 4"),
-        ("method.tolerance=much", "tolerance must be a positive number, got 'much'"),
+        ("method.tolerance=much", "tolerance must be above 0 and finite, got 'much'"),
     ],
 )
 def test_bad_settings_are_answered_in_words(unlatch, reversible, setting, message):

@@ -40,7 +40,7 @@ def makespan(trace: str) -> float:
 def test_makespans_of_pipedream(unlatch, layers, devices, slope, start):
     """Self-timed 1F1B without flush on four equal layers: 6 N + 5, 5 N + 2, 3 N + 8."""
     for batches in (4, 10):
-        flags = ("--methods", "pipedream", "--processors", devices, "--batches", batches, "--trace", "trace.json")
+        flags = ("--methods", "pipedream", "--devices", devices, "--batches", batches, "--trace", "trace.json")
         result = unlatch("simulate", "--costs", layers, *flags, "--json")
         parts = json.loads(result.stdout)["rows"][0]["microbatches"]
         # A micro-batch takes its share of the time, and there are so many more of them.
@@ -48,18 +48,18 @@ def test_makespans_of_pipedream(unlatch, layers, devices, slope, start):
 
 
 def test_intervals_of_the_tables(rows):
-    found = rows("--methods", "pipedream", "--processors", "1..6")
+    found = rows("--methods", "pipedream", "--devices", "1..6")
     assert [row["time_per_batch"] for row in found] == pytest.approx([11, 6, 5, 3, 3, 3])
     assert [row["stages"] for row in found] == [1, 2, 3, 4, 4, 4]
-    found = rows("--methods", "layerpipe", "--processors", "1..6,8,11")
+    found = rows("--methods", "layerpipe", "--devices", "1..6,8,11")
     assert [row["time_per_batch"] for row in found] == pytest.approx([11, 5.5, 4, 2.75, 2.5, 2, 1.5, 1])
     assert [row["utilisation"] for row in found] == pytest.approx(
-        [11 / row["processors"] / row["time_per_batch"] for row in found]
+        [11 / row["devices"] / row["time_per_batch"] for row in found]
     )
 
 
 def test_synchronous_methods_lose_time_filling(rows):
-    found = {row["method"]: row for row in rows("--methods", "gpipe,1f1b,zb-h1,zb-h2,bp", "--processors", 4)}
+    found = {row["method"]: row for row in rows("--methods", "gpipe,1f1b,zb-h1,zb-h2,bp", "--devices", 4)}
     assert found["gpipe"]["time_per_batch"] == pytest.approx(found["1f1b"]["time_per_batch"])
     assert found["zb-h2"]["time_per_batch"] <= found["zb-h1"]["time_per_batch"] < found["1f1b"]["time_per_batch"]
     assert found["bp"]["speedup"] == pytest.approx(1)
@@ -67,12 +67,12 @@ def test_synchronous_methods_lose_time_filling(rows):
 
 
 def test_a_sweep_with_curves_and_a_table(unlatch, layers):
-    flags = ("--processors", "1..4*2", "--methods", "pipedream,layerpipe")
+    flags = ("--devices", "1..4*2", "--methods", "pipedream,layerpipe")
     shown = unlatch("simulate", "--costs", layers, *flags, "--csv", "sweep.csv", "--picture", "sweep.svg", "--json")
     rows = json.loads(shown.stdout)["rows"]
     with Path("sweep.csv").open() as file:
         read = list(csv.DictReader(file))
-    assert [(row["method"], int(row["processors"])) for row in read] == [
+    assert [(row["method"], int(row["devices"])) for row in read] == [
         (name, count) for name in ("pipedream", "layerpipe") for count in (1, 2, 4)
     ]
     assert [float(row["speedup"]) for row in read] == pytest.approx([row["speedup"] for row in rows])
@@ -91,7 +91,7 @@ def test_a_sweep_with_curves_and_a_table(unlatch, layers):
 
 @pytest.mark.parametrize("method", ["1f1b", "layerpipe"])
 def test_timelines_in_all_forms(unlatch, layers, method):
-    flags = ("--methods", method, "--processors", 2, "--batches", 3)
+    flags = ("--methods", method, "--devices", 2, "--batches", 3)
     files = ("--picture", "line.png", "--html", "line.html", "--trace", "line.json")
     assert unlatch("simulate", "--costs", layers, *flags, *files).exit_code == 0
     assert Path("line.png").read_bytes().startswith(b"\x89PNG")
@@ -110,7 +110,7 @@ def test_timelines_in_all_forms(unlatch, layers, method):
 
 
 def test_jitter_is_seeded(rows):
-    flags = ("--methods", "pipedream", "--processors", 4, "--jitter", 0.3, "--batches", 40, "--seed")
+    flags = ("--methods", "pipedream", "--devices", 4, "--jitter", 0.3, "--batches", 40, "--seed")
     first, again, other = (rows(*flags, seed)[0]["time_per_batch"] for seed in (1, 1, 2))
     assert first == again != other
     assert first > 3
@@ -121,32 +121,32 @@ def test_links_slow_a_pipeline_down_to_one_device_at_worst(unlatch, layers):
     heavy = [{"name": f"l{n}", "F": 1, "D": 1, "G": 1, "activation_bytes": 100} for n in range(4)]
     layers.write_text(json.dumps(heavy))
     for overlapped in ("--overlapped", "--no-overlapped"):
-        flags = ("--methods", "pipedream,1f1b,gpipe", "--processors", 4, "--bandwidth", 0.1, overlapped, "--json")
+        flags = ("--methods", "pipedream,1f1b,gpipe", "--devices", 4, "--bandwidth", 0.1, overlapped, "--json")
         for row in json.loads(unlatch("simulate", "--costs", layers, *flags).stdout)["rows"]:
             assert (row["stages"], row["speedup"], row["communication_bytes"]) == (1, pytest.approx(1), 0)
 
 
 def test_without_a_source_it_is_vgg16(unlatch):
-    result = unlatch("simulate", "--processors", 2, "--json")
-    named = unlatch("simulate", "--network", "vgg16", "--processors", 2, "--json")
+    result = unlatch("simulate", "--devices", 2, "--json")
+    named = unlatch("simulate", "--network", "vgg16", "--devices", 2, "--json")
     assert json.loads(result.stdout) == json.loads(named.stdout)
 
 
 FLAGS = {
-    "factor of nothing": (["--processors", "2..8*0"], "the factor, at least 2"),
-    "factor of one": (["--processors", "2..8*1"], "the factor, at least 2"),
-    "negative factor": (["--processors", "2..8*-2"], "the factor, at least 2"),
-    "factor without a range": (["--processors", "8*2"], "2..64*2"),
-    "reversed range": (["--processors", "8..2"], "from small to large"),
-    "negative devices": (["--processors", "-3"], "from small to large, from 1 on"),
-    "no devices": (["--processors", "0"], "from 1 on"),
-    "enormous range": (["--processors", "1..1000000000000"], "too many numbers of devices"),
-    "many ranges": (["--processors", "1..900,1..900"], "too many numbers of devices"),
-    "enormous number": (["--processors", "1000000000000"], "--processors goes up to 100,000"),
-    "endless number": (["--processors", "9" * 5000], "no numbers of devices"),
-    "half a range": (["--processors", "2.."], "no numbers of devices"),
-    "words": (["--processors", "many"], "no numbers of devices"),
-    "nothing": (["--processors", ""], "no numbers of devices"),
+    "factor of nothing": (["--devices", "2..8*0"], "the factor, at least 2"),
+    "factor of one": (["--devices", "2..8*1"], "the factor, at least 2"),
+    "negative factor": (["--devices", "2..8*-2"], "the factor, at least 2"),
+    "factor without a range": (["--devices", "8*2"], "2..64*2"),
+    "reversed range": (["--devices", "8..2"], "from small to large"),
+    "negative devices": (["--devices", "-3"], "from small to large, from 1 on"),
+    "no devices": (["--devices", "0"], "from 1 on"),
+    "enormous range": (["--devices", "1..1000000000000"], "too many numbers of devices"),
+    "many ranges": (["--devices", "1..900,1..900"], "too many numbers of devices"),
+    "enormous number": (["--devices", "1000000000000"], "--devices goes up to 100,000"),
+    "endless number": (["--devices", "9" * 5000], "no numbers of devices"),
+    "half a range": (["--devices", "2.."], "no numbers of devices"),
+    "words": (["--devices", "many"], "no numbers of devices"),
+    "nothing": (["--devices", ""], "no numbers of devices"),
     "no methods": (["--methods", ","], "--methods: which?"),
     "unknown method": (["--methods", "pipedraem"], "Did you mean 'pipedream'"),
     "negative jitter": (["--jitter", "-1"], "--jitter is a relative standard deviation"),

@@ -18,12 +18,12 @@ import unlatch as package
 from unlatch import config
 from unlatch.api import Run
 from unlatch.api.batching import Compensation
-from unlatch.cli.brief import loaders, make_run, prepare
+from unlatch.cli.prepare import loaders, make_run, prepare
 from unlatch.cli.stopping import stop_file, stopping_on_signals
 from unlatch.io import checkpoint, metrics
 
 SOURCE = str(Path(package.__file__).parent.parent)
-CONSTANT = ["--set", "schedule.name=constant", "--set", "optimizer.lr=0.05"]
+CONSTANT = ["--set", "lr.shape=constant", "--set", "optimizer.lr=0.05"]
 #: Seconds for what a quiet machine does in a few.
 PATIENCE = 240
 
@@ -120,9 +120,9 @@ class SavedOnTheWay:
 
 
 def weights_never_stopped(settings, saved_at, path):
-    brief = prepare(settings)
+    prepared = prepare(settings)
     train, _ = loaders(settings)
-    run = make_run(brief, train.batch(0, 0))
+    run = make_run(prepared, train.batch(0, 0))
     run.fit(SavedOnTheWay(train, run, saved_at, path), settings.run.epochs)
     return run.module().state_dict()
 
@@ -177,7 +177,7 @@ def test_a_run_that_has_nothing_left_to_train_is_finished_though_it_was_asked_to
 
 
 def test_stopped_twice_in_the_same_epoch(unlatch, conf, tmp_path, monkeypatch):
-    flags = ["--set", "schedule.name=constant"]
+    flags = ["--set", "lr.shape=constant"]
     unlatch("train", conf, "--out", "whole", *flags)
     for fed, total in ((2, 2), (3, 5)):
         with monkeypatch.context() as patch:
@@ -185,7 +185,7 @@ def test_stopped_twice_in_the_same_epoch(unlatch, conf, tmp_path, monkeypatch):
             how = ("--resume", "run") if total > fed else (conf, "--out", "run", *flags)
             assert unlatch("train", *how).exit_code == 130
         state = checkpoint.state(tmp_path / "run" / "last")["loop"]
-        assert (state["epochs"], state["inside"], state["batches"]) == (0, total * 256, total)
+        assert (state["epochs"], state["samples_into_epoch"], state["batches"]) == (0, total * 256, total)
     assert unlatch("train", "--resume", "run").exit_code == 0
     one, other = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("run", "whole"))
     assert all(one[name].equal(other[name]) for name in other)

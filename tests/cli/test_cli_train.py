@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from safetensors.torch import load_file
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from unlatch import config
 from unlatch.io import metrics
 
-CONSTANT = ("--set", "schedule.name=constant", "--set", "optimizer.lr=0.05")
+CONSTANT = ("--set", "lr.shape=constant", "--set", "optimizer.lr=0.05")
 
 
 def weights(folder):
@@ -87,6 +88,34 @@ def test_another_method_drops_options_it_does_not_know(unlatch, conf):
     result = unlatch("train", conf, "--method", "fdg")
     assert "note: fdg has no option compensate" in result.stdout
     assert "FDG(microbatches=1, accumulate=2" in result.stdout
+
+
+@pytest.mark.parametrize("asked", [("--method", "auxnet"), ("--set", "method.name=auxnet")])
+def test_an_option_of_the_same_name_is_not_taken_over(unlatch, conf, asked):
+    """The gradient shrinking of fdg silently became the penalty of auxnet."""
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nbeta = 0.5\naccumulate = 2\n')
+    result = unlatch("train", conf, *asked)
+    assert result.exit_code == 0, result.output
+    assert "note: auxnet means something else by beta: dropped what the settings say for fdg" in result.stdout
+    assert re.search(r"AuxNet\(microbatches=1, accumulate=2, .*\bbeta=1.0,", result.stdout)
+
+
+def test_an_option_that_methods_share_is_taken_over(unlatch, conf):
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nbeta = 0.5\npredict = "linear"\n')
+    result = unlatch("train", conf, "--method", "dtrp")
+    assert "note: " not in result.stdout
+    assert "predict='linear', gamma=1.0, beta=0.5" in result.stdout
+
+
+def test_overrides_are_for_the_method_that_is_chosen(unlatch, conf):
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nbeta = 0.5\n')
+    result = unlatch("train", conf, "--method", "auxnet", "--set", "method.beta=2.0", "--set", "method.pull=3.0")
+    assert result.exit_code == 0, result.output
+    assert "note: auxnet means" not in result.stdout
+    assert "beta=2.0, pull=3.0" in result.stdout
+    result = unlatch("train", conf, "--method", "auxnet", "--set", "method.pul=3.0")
+    assert result.exit_code == 2
+    assert "Did you mean 'pull'?" in result.output
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

@@ -95,8 +95,8 @@ def rates(factory: Any, updates: int) -> list[float]:
 
 
 def test_constant() -> None:
-    assert rates(config(schedule={"name": "constant"}).lr_factory(5), 7) == [1.0] * 7
-    assert rates(config(schedule={"name": "constant", "warmup": 0.4}).lr_factory(5), 4) == [0.5, 1.0, 1.0, 1.0]
+    assert rates(config(lr={"shape": "constant"}).lr_factory(5), 7) == [1.0] * 7
+    assert rates(config(lr={"shape": "constant", "warmup": 0.4}).lr_factory(5), 4) == [0.5, 1.0, 1.0, 1.0]
 
 
 def test_onecycle_rises_falls_to_zero_and_stays() -> None:
@@ -105,7 +105,7 @@ def test_onecycle_rises_falls_to_zero_and_stays() -> None:
 
 
 def test_cosine() -> None:
-    seen = rates(config(schedule={"name": "cosine", "final": 0.1}).lr_factory(4), 6)
+    seen = rates(config(lr={"shape": "cosine", "final": 0.1}).lr_factory(4), 6)
     reference = torch.optim.SGD(parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(reference, 4, eta_min=0.1)
     expected = []
@@ -117,7 +117,7 @@ def test_cosine() -> None:
 
 
 def test_step() -> None:
-    seen = rates(config(schedule={"name": "step", "milestones": [0.5, 0.75], "gamma": 0.5}).lr_factory(8), 8)
+    seen = rates(config(lr={"shape": "step", "milestones": [0.5, 0.75], "factor": 0.5}).lr_factory(8), 8)
     assert seen == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
@@ -125,7 +125,7 @@ def test_step() -> None:
 @pytest.mark.parametrize("warmup", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("total", [0, 1, 2, 7])
 def test_every_curve_stays_between_zero_and_one(name: str, warmup: float, total: int) -> None:
-    curve = config(schedule={"name": name, "warmup": warmup}).schedule.curve(total)
+    curve = config(lr={"shape": name, "warmup": warmup}).lr.curve(total)
     assert all(0.0 <= curve(update) <= 1.0 for update in range(total + 5))
     assert total == 0 or curve(0) > 0, "the first update does something"
 
@@ -137,13 +137,13 @@ def test_unknown_curve() -> None:
 
 def test_factories_travel_and_stages_share_nothing() -> None:
     settings = config(optimizer={"name": "Adam", "betas": [0.9, 0.99]})
-    optimizer, schedule = pickle.loads(pickle.dumps((settings.optimizer_factory(), settings.lr_factory(10))))
-    assert (optimizer, schedule) == (settings.optimizer_factory(), settings.lr_factory(10))
-    first, second = (schedule(optimizer(parameters())) for _ in range(2))
+    optimizer, lr = pickle.loads(pickle.dumps((settings.optimizer_factory(), settings.lr_factory(10))))
+    assert (optimizer, lr) == (settings.optimizer_factory(), settings.lr_factory(10))
+    first, second = (lr(optimizer(parameters())) for _ in range(2))
     state = first.state_dict()
     state["lr_lambdas"] = [{**state["lr_lambdas"][0], "total": 99}]
     first.load_state_dict(state)
-    assert (first.lr_lambdas[0].total, second.lr_lambdas[0].total, schedule.curve.total) == (99, 10, 10)
+    assert (first.lr_lambdas[0].total, second.lr_lambdas[0].total, lr.curve.total) == (99, 10, 10)
 
 
 def my_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

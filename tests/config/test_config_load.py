@@ -37,8 +37,8 @@ lr = 0.05
 weight_decay = 5e-4
 dampening = 0
 
-[schedule]
-name = "cosine"
+[lr]
+shape = "cosine"
 warmup = 0.1
 
 [run]
@@ -92,7 +92,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
         "weight_decay": 5e-4,
         "dampening": 0,
     }
-    assert (config.schedule.name, config.schedule.warmup) == ("cosine", 0.1)
+    assert (config.lr.shape, config.lr.warmup) == ("cosine", 0.1)
     assert config.run.model_dump() == {
         "stages": 3,
         "processes": 2,
@@ -111,7 +111,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
 def test_a_model_name_is_enough() -> None:
     config = load(None, ["model.name=mlp"])
     assert (config.method.name, config.data.name, config.run.stages, config.run.processes) == ("bp", "digits", 1, 1)
-    assert config.schedule.warmup == 0.2
+    assert config.lr.warmup == 0.2
 
 
 def test_what_is_dumped_loads_as_the_same(file: Path, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_any_text_is_an_override_or_a_config_error(value: str) -> None:
     ("values", "problem"),
     [
         ({"optimiser": {}}, "unknown section 'optimiser'; did you mean 'optimizer'?"),
-        ({"zzz": {}}, "unknown section 'zzz'; known: data, method, model, optimizer, run, schedule"),
+        ({"zzz": {}}, "unknown section 'zzz'; known: data, lr, method, model, optimizer, run"),
         ({"epochs": 3}, "unknown section or key 'epochs'; did you mean 'run.epochs'?"),
         ({"run": {"epoch": 3}}, "unknown key 'run.epoch'; did you mean 'run.epochs'?"),
         ({"run": {"lr": 3}}, "unknown key 'run.lr'; did you mean 'optimizer.lr'?"),
@@ -193,13 +193,14 @@ def test_any_text_is_an_override_or_a_config_error(value: str) -> None:
         ({"run": {"precision": "fp8"}}, "run.precision: expected one of 'fp32' or 'bf16', got 'fp8' (text)"),
         ({"run": [1]}, "run: expected a section with keys, got a list"),
         ({"method": "dtrp"}, "method: expected a section with keys, got 'dtrp' (text)"),
+        ({"lr": 0.1}, "lr: expected a section with keys, got 0.1 (number); did you mean 'optimizer.lr'?"),
         ({"data": {"augment": 1}}, "data.augment: expected true or false, got 1 (whole number)"),
         ({"data": {"dir": 3}}, "data.dir: expected text, got 3 (whole number)"),
         ({"optimizer": {"lr": "0.1"}}, "optimizer.lr: expected a number, got '0.1' (text)"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr: expected a finite number, got nan (number)"),
         ({"optimizer": {"lr": -1.0}}, "optimizer.lr: expected at least 0.0, got -1.0 (number)"),
-        ({"schedule": {"warmup": 2}}, "schedule.warmup: expected at most 1.0, got 2 (whole number)"),
-        ({"schedule": {"milestones": [0.5, "x"]}}, "schedule.milestones.1: expected a number, got 'x' (text)"),
+        ({"lr": {"warmup": 2}}, "lr.warmup: expected at most 1.0, got 2 (whole number)"),
+        ({"lr": {"milestones": [0.5, "x"]}}, "lr.milestones.1: expected a number, got 'x' (text)"),
         (
             {"run": {"split": 3}},
             'run.split: expected "auto" or a list of the names of the blocks that start a stage, got 3',

@@ -7,9 +7,10 @@ import torch
 from torch.nn.functional import mse_loss
 
 import unlatch
-from recording import Forwards, Optimizers, RecordingSGD, Scripted, feed, stages_of
+from recording import Forwards, Optimizers, RecordingSGD, Scripted, feed, listening, stages_of
 from small_nets import tanh_net, vectors
 from unlatch.methods import DTR, DTRP
+from unlatch.runtime.mail import BACKWARD
 
 STAGES = 4
 #: Rounds after which every stage has updates behind it that a predictor can look at.
@@ -81,21 +82,15 @@ def test_oracle_17_gradient_is_taken_at_the_current_weights():
     model, data = tanh_net(STAGES), vectors(10)
     optimizers = Optimizers(RecordingSGD, lr=0.1, momentum=0.9)
     run = build(DTR(microbatches=1), optimizers, model)
-    received = [[] for _ in range(STAGES)]
     watched = [Forwards(stage.module) for stage in stages_of(run)]
-    for stage in stages_of(run)[:-1]:
-        inner = stage.backward
-
-        def backward(micro, cotangent=None, outputs=None, stage=stage, inner=inner):
-            received[stage.index].append(cotangent[0].clone())
-            return inner(micro, cotangent, outputs)
-
-        stage.backward = backward
-    feed(run, data)
+    with listening() as sent:
+        feed(run, data)
 
     for k in range(STAGES - 1):
+        received = [message.payload[0][0] for message in sent if (message.kind, message.stage) == (BACKWARD, k)]
+        assert len(received) == len(data)
         for i in range(len(data)):
-            h, d = watched[k].inputs[i], received[k][i]
+            h, d = watched[k].inputs[i], received[i]
             weight, bias = optimizers[k].weights[i]
 
             def inner_product(w, h=h, d=d, bias=bias):

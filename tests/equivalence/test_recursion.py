@@ -63,7 +63,8 @@ def expected(model, method, stages, data, sgd: SGD, **options):
         sgd,
         lambda k, i: max(0, i - gaps[k]) // per_update,
         per_update=per_update,
-        recompute=method.recomputes,
+        backward=method.rules().backward.taken_at,
+        mixed=method.rules().mixes,
         **options,
     )
 

@@ -7,16 +7,12 @@ import json
 import math
 import subprocess
 import sys
-import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from unlatch.errors import ConfigError
-from unlatch.io.metrics import Logger, Loggers, Metrics, read
-from unlatch.io.tensorboard import TensorBoard
+from unlatch.io.metrics import Metrics, read
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -120,58 +116,3 @@ def test_bad_names_write_nothing(tmp_path: Path, name: str) -> None:
     metrics.close()
     assert read(tmp_path) == []
     assert rows(tmp_path) == []
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def config(self, settings: Any) -> None:
-        self.calls.append(("config", settings))
-
-    def log(self, step: int, values: Any) -> None:
-        self.calls.append((step, values))
-
-    def close(self) -> None:
-        self.calls.append("close")
-
-
-def test_several_loggers_as_one() -> None:
-    first, second = Recorder(), Recorder()
-    both: Logger = Loggers([first, second])
-    both.config({"lr": 1})
-    both.log(3, {"train/loss": 1.0})
-    both.close()
-    assert first.calls == second.calls == [("config", {"lr": 1}), (3, {"train/loss": 1.0}), "close"]
-
-
-def test_tensorboard_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"unlatch\[tensorboard\]"):
-        TensorBoard(tmp_path)
-
-
-def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-
-    class SummaryWriter:
-        def __init__(self, folder: str) -> None:
-            calls.append(folder)
-
-        def add_scalar(self, *arguments: Any) -> None:
-            calls.append(arguments)
-
-        def add_text(self, *arguments: Any) -> None:
-            calls.append(arguments[0])
-
-        def close(self) -> None:
-            calls.append("close")
-
-    fake = types.ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    board: Logger = TensorBoard(tmp_path)
-    board.config({"lr": 0.1})
-    board.log(2, {"train/loss": 1.5, "eval/accuracy": 0.5})
-    board.close()
-    assert calls == [str(tmp_path), "config", ("train/loss", 1.5, 2), ("eval/accuracy", 0.5, 2), "close"]

@@ -22,7 +22,7 @@ CASES = [
     ("conv", UNIT, 2, "divisible"),
     ("norm", UNIT, 6, "atomic"),
     ("tanh", MIXED, 2, "stages", {"g": 1}),
-    ("tanh", MIXED, 2, "stages", {"weights": "average", "predict": "geometric"}),
+    ("tanh", MIXED, 2, "stages", {"weights": "latest", "predict": "geometric"}),
 ]
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import mse_loss
-from unlatch.schedule.split_rounds import SplitRounds, split_rounds
 
 import unlatch
 from recording import Optimizers, RecordingSGD, Scripted, feed
@@ -20,7 +19,7 @@ from small_nets import tanh_net, vectors
 from unlatch.errors import ConfigError, ScheduleError
 from unlatch.methods import LayerPipe
 from unlatch.reference import SGD, recursion
-from unlatch.schedule import Rounds, check, streams, ticked
+from unlatch.schedule import check, rounds, split_rounds, streams
 
 
 def start(model, method, stages, optimizer):
@@ -193,16 +192,16 @@ def test_stability_limit_of_one_delayed_weight(delay):
 @settings(max_examples=25)
 @given(stages=st.integers(1, 5), g=st.integers(0, 4), groups=st.lists(st.integers(1, 3), min_size=1, max_size=6))
 def test_split_rounds_are_valid_schedules(stages, g, groups):
-    check(streams(split_rounds(ticked(stages), g), groups))
+    check(streams(split_rounds(stages, g), groups))
 
 
 def test_split_rounds_refuse_what_they_cannot_do():
-    with pytest.raises(ScheduleError, match="g >= 0"):
-        SplitRounds(1, (0,), g=-1)
-    with pytest.raises(ScheduleError, match="backward first"):
-        split_rounds(Rounds(2, (2, 0), backward_first=True))
+    with pytest.raises(ScheduleError, match="no earlier than the input gradient, got split=-1"):
+        rounds((0,), split=-1)
+    with pytest.raises(ScheduleError, match=r"needs its forward first .* backward_first=True"):
+        rounds((2, 0), split=0, backward_first=True)
     with pytest.raises(ScheduleError, match="strictly falling"):
-        SplitRounds(2, (0, 2))
+        rounds((0, 2), split=0)
 
 
 @pytest.mark.parametrize("options", [{"mode": "stage"}, {"weights": "old"}, {"g": -1}, {"g": 0.5}, {"beta": 0.5}])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import order_jobs
 import pytest
-from order_jobs import CASES, accumulates, recorded
 
+import order_jobs
 import unlatch
+from order_jobs import CASES, accumulates, recorded
 
 
 def test_every_method_is_among_the_cases():

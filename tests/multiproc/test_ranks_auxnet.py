@@ -17,7 +17,7 @@ VARIANTS = {
     "steps": AuxNet(stage_steps=2),
     "mixed": AuxNet(true_share=0.5),
     "echo": AuxNet(form="lagrangian", echo=0.5),
-    "serial": AuxNet(form="lagrangian", warmup=1, serial_every=3),
+    "serial": AuxNet(form="lagrangian", serial_first=1, serial_every=3),
     "parts": AuxNet(microbatches=2, accumulate=2),
     "shallow": AuxNet(ablation="shallow"),
     "frozen": AuxNet(ablation="frozen"),
@@ -59,7 +59,7 @@ def test_loaders_of_different_length_are_found(ranks2, batches, words):
 
 def test_ranks_that_build_their_data_stop_where_the_first_one_does(ranks2):
     inline = rank_jobs.fit_stopped(AuxNet(data="build"), 2)
-    assert (inline["epochs"], inline["inside"]) == (0, 24)
+    assert (inline["epochs"], inline["samples_into_epoch"]) == (0, 24)
     for outcome in ranks2.run(rank_jobs.fit_stopped, AuxNet(data="build"), 2, timeout=120):
         assert rank_jobs.differences(inline, outcome) == []
 

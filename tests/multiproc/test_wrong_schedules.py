@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from wrong_schedules import WRONG, build, build_on_rank
 
 from unlatch.errors import ScheduleError
+from wrong_schedules import WRONG, build, build_on_rank
 
 
 @pytest.mark.parametrize("name", WRONG)

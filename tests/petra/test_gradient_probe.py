@@ -20,6 +20,8 @@ from unlatch.api.probe import Comparison, GradientProbe, as_metrics
 from unlatch.errors import ConfigError
 from unlatch.methods import FDG, PETRA, LayerPipe, PipeDream, get
 from unlatch.reference import SGD
+from unlatch.runtime.engine import Engine
+from unlatch.runtime.mail import Mail
 
 sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 DELAYED = ["pipedream", "pipedream-2bw", "ddg", "fr", "fdg", "adl", "dsp", "dtr", "dtrp", "petra"]
@@ -181,7 +183,6 @@ def test_what_it_cannot_do() -> None:
     )
     with pytest.raises(ConfigError, match="methods with local losses"):
         dgl.probe_gradients(every=1)
-    engine = copy.copy(run._engine)
-    engine.stages = {1: run._engine.stages[1]}
+    engine = Engine({1: run.stations[1]}, run.method.schedule(3), Mail({1}), devices=(0, 1, 2))
     with pytest.raises(ConfigError, match=r"stages 1 to 1 of 3: run inline, .* distributed=False"):
         GradientProbe(engine, every=1)

@@ -46,10 +46,10 @@ def test_ticks_of_the_timetable(stages: int) -> None:
         for action in (action for cell in row for action in cell):
             when[action] = tick
             if action.kind is Kind.B:
-                first.setdefault(action.stage, tick)
+                first.setdefault(action.station, tick)
     assert first == {j: 2 * (stages - 1) - j for j in range(stages)}
     backwards = [action for action in when if action.kind is Kind.B]
-    assert all(when[a] - when[a._replace(kind=Kind.F)] == 2 * (stages - 1 - a.stage) for a in backwards)
+    assert all(when[a] - when[a._replace(kind=Kind.F)] == 2 * (stages - 1 - a.station) for a in backwards)
 
 
 @pytest.mark.parametrize("pattern", ["SRRRH", REVNET18])

@@ -185,8 +185,8 @@ def test_the_tolerance_is_an_option() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tolerance": 0.0}, "tolerance must be a positive number, got 0.0"),
-        ({"tolerance": "much"}, "tolerance must be a positive number, got 'much'"),
+        ({"tolerance": 0.0}, "tolerance must be above 0 and finite, got 0.0"),
+        ({"tolerance": "much"}, "tolerance must be above 0 and finite, got 'much'"),
         ({"store": 1}, r"store lists numbers of stages, .* such as store=\(1, 2\); got 1"),
         ({"store": "12"}, "store lists numbers of stages, .* got '12'"),
         ({"store": (1.5,)}, "store lists numbers of stages, .* got "),

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 import unlatch
 from recording import feed
 from rev_nets import REVNET18, regression, rev_net, rev_run
+from unlatch.errors import ConfigError
 from unlatch.methods import DSP, PETRA, Compose, buffer_settings
 from unlatch.models import build
 from unlatch.models.gpt import next_token_loss
@@ -29,7 +30,14 @@ ALL = [
     for order, weights, predict, inputs in product(
         ("ticked", "1f1b"), ("current", "stash", "average"), ("none", "geometric"), ("reverse", "store")
     )
+    if (weights, predict) != ("average", "geometric")
 ]
+
+
+@pytest.mark.parametrize("inputs", ["reverse", "store"])
+def test_an_average_of_the_past_with_a_prediction_is_refused_by_name(inputs: Any) -> None:
+    with pytest.raises(ConfigError, match="predicted forward weights do not go with backward weights 'average'"):
+        PETRA(weights="average", predict="geometric", inputs=inputs)
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda m: f"{m.order}-{m.weights}-{m.predict}-{m.inputs}")

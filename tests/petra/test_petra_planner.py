@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from recording import stages_of
+from recording import stages_of, waiting
 from unlatch.methods import PETRA, buffer_settings
 from unlatch.models.irevnet import IRevNet
 from unlatch.models.revnet import RevNet, revnet_cifar
@@ -55,7 +55,7 @@ def test_queues_and_copies_are_as_planned(name: str, setting: str, order: str) -
     sizes = stage_sizes(model, (BATCH, 1, SIDE, SIDE))
     keep = Buffers(inputs="inputs" in setting, parameters="weights" in setting)
     count = len(sizes)
-    plan = plan_memory(sizes, keep, delays=method.schedule(count).delays)
+    plan = plan_memory(sizes, keep, delays=[method.schedule(count).delay(stage) for stage in range(count)])
     # Versions of the weights are distinct only once both ends of the queue have seen updates.
     run = fed(started(model, method), 4 * count)
     for stage, found, planned in zip(stages_of(run)[:-1], run.statistics(), plan, strict=False):
@@ -74,9 +74,9 @@ def test_nothing_else_is_alive_between_ticks(name: str) -> None:
     sizes = stage_sizes(model, (BATCH, 1, SIDE, SIDE))
     run = started(model, PETRA(microbatches=1))
     before = live_storages()
-    fed(run, 2 * len(sizes) + 3)
+    with waiting() as boxes:
+        fed(run, 2 * len(sizes) + 3)
     alive = sum(memory.nbytes() for address, memory in live_storages().items() if address not in before)
-    boxes = [m for box in run._engine.mail._boxes.values() for m in box]
     messages = {t.untyped_storage().data_ptr(): t.nbytes for m in boxes for t in _tensors(m.payload)}
     probes = {t.data_ptr(): t.nbytes for s in stages_of(run) for k in s._kept.values() for t in _tensors(k.probe)}
     shared = {t.data_ptr() for s in stages_of(run) for k in s._kept.values() for t in k.inputs}

@@ -34,7 +34,7 @@ def compare(
     bounds = [0, *starts, len(pattern)]
     reversible = [set(pattern[a:b]) == {"R"} for a, b in pairwise(bounds)]
     data = regression(steps * method.accumulate, size=12)
-    m = int(method.microbatches)
+    m, schedule = int(method.microbatches), method.schedule(len(reversible))
     truth = petra_recursion(
         parts(copy.deepcopy(model), starts),
         [is_rev and method.inputs == "reverse" and j not in method.store for j, is_rev in enumerate(reversible)],
@@ -42,7 +42,7 @@ def compare(
         mse_loss,
         sgd,
         k=m * method.accumulate,
-        delays=method.schedule(len(reversible)).delays,
+        delays=[schedule.delay(stage) for stage in range(schedule.stages)],
         stash=method.weights == "stash",
     )
     optimizer = partial(torch.optim.SGD, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,9 +53,9 @@ def test_checkpoints_fit_other_numbers_of_stages(tmp_path: Path) -> None:
         torch.testing.assert_close(p, q, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("predict", ["none", "geometric"])
-def test_it_composes_with_prediction_and_step_sizes_per_stage(predict: str) -> None:
-    method = PETRA(microbatches=2, predict=predict, gamma=0.9, weights="average")
+@pytest.mark.parametrize(("predict", "weights"), [("none", "average"), ("geometric", "stash")])
+def test_it_composes_with_prediction_and_step_sizes_per_stage(predict: str, weights: Any) -> None:
+    method = PETRA(microbatches=2, predict=predict, gamma=0.9, weights=weights)
     losses = [r.loss or 0.0 for r in feed(rev_run("SRDRH", method, PetraSGD(128)), regression(8) * 5)]
     assert sum(losses[-8:]) < sum(losses[:8])
 

@@ -32,11 +32,11 @@ def test_counts() -> None:
 
 
 def test_rows(rows: list[SweepRow]) -> None:
-    found = {(row.method, row.processors): row for row in rows}
+    found = {(row.method, row.devices): row for row in rows}
     assert len(found) == len(METHODS) * 4
     for row in rows:
-        assert row.speedup <= row.processors * (1 + 1e-9)
-        assert row.utilisation == pytest.approx(row.speedup / row.processors)
+        assert row.speedup <= row.devices * (1 + 1e-9)
+        assert row.utilisation == pytest.approx(row.speedup / row.devices)
     for method in METHODS:
         assert found[method, 1].speedup == pytest.approx(1)
         assert found[method, 1].staleness == 0

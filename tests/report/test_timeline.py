@@ -20,7 +20,8 @@ from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
 from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.report.spans import Source, row_names, spans_of
-from unlatch.report.timeline import draw_timeline, save_timeline, timeline_html, trace_json
+from unlatch.report.timeline import draw_timeline, draw_timelines, save_timeline, timeline_html
+from unlatch.report.trace import trace_json
 from unlatch.runtime.events import Event
 from unlatch.schedule import ZBH1, simulate, streams, ticked
 from unlatch.schedule.simulation import Simulation, Span, simulate_schedule
@@ -151,3 +152,13 @@ def test_a_window_shows_only_its_part() -> None:
 def test_many_devices_are_drawn() -> None:
     figure = draw_timeline(simulate_schedule(ticked(300), StageWork(), batches=5))
     assert len(figure.axes[0].get_yticks()) == 300
+
+
+def test_runs_side_by_side_have_one_scale() -> None:
+    later = [event._replace(start=event.start + 7.0, end=event.end + 7.0) for event in EVENTS]
+    figure = draw_timelines({"one": EVENTS, "nothing": [], "later": later})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["one", "later"]
+    assert [axes.get_xlim() for axes in figure.axes] == [pytest.approx((0.0, 500.0))] * 2
+    words = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert words == {"forward", "backward", "aux"}
+    assert draw_timelines({"nothing": []}).axes == []

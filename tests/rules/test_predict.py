@@ -21,9 +21,9 @@ from unlatch.rules.predict import (
     Linear,
     NoPrediction,
     Predictor,
+    Regulator,
     predictor,
 )
-from unlatch.rules.regulator import Regulator
 from unlatch.schedule.stability import PREDICTORS, geometric_factor
 
 Make = Callable[[Sequence[Tensor]], Optimizer]

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 import unlatch
 from small_nets import images
 from unlatch.reference import SGD, recursion
-from unlatch.rules.weights import StashedWeights
+from unlatch.rules.kept import Kept
+from unlatch.rules.weights import StashView, move_to_fresh_storage
 
 NETS = {
     "linear": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), (3, 4)),
@@ -30,10 +31,9 @@ def test_a_graph_outlives_an_update(name):
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     params = list(net.parameters())
     expected = torch.autograd.grad(net(x).sin().sum(), [x, *params])
-    rule = StashedWeights(params)
-    with rule.recording():
+    with StashView(params).recording(Kept(None, 0, [x], "tensor")):
         loss = net(x).sin().sum()
-    rule.release()
+    move_to_fresh_storage(params)
     with torch.no_grad():
         torch._foreach_add_(params, 1.0)
     for one, other in zip(expected, torch.autograd.grad(loss, [x, *params]), strict=True):

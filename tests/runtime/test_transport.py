@@ -21,6 +21,7 @@ from unlatch.runtime.engine import Engine
 from unlatch.runtime.mail import ACK, BACKWARD, EVALUATE, FORWARD, Mail, Message
 from unlatch.runtime.micro import Micro
 from unlatch.runtime.stage import Stage, StageOptions
+from unlatch.runtime.station import ChainStation
 from unlatch.runtime.wire import HEADER_BYTES, open_envelope
 
 GONE = object()
@@ -66,7 +67,8 @@ class Rank:
         self.mail = Mail(range(index, index + 1), forward_to=lambda message: self.link.send(message))
         options = StageOptions(loss_fn=mse_loss, optimizer=momentum_sgd)
         self.stage = Stage(index, 2, model[index], method.rules(), options)
-        self.engine = Engine({index: self.stage}, method.schedule(2), self.mail, microbatches=method.microbatches)
+        station = ChainStation(index, self.stage)
+        self.engine = Engine({index: station}, method.schedule(2), self.mail, devices=(0, 1))
         self.error = None
         self.losses = []
 
@@ -75,9 +77,9 @@ class Rank:
             for part in self.tamper(tensor) if self.tamper else [tensor]:
                 other.inbox.put(part)
 
-        kinds = (FORWARD, EVALUATE) if self.peer < self.index else (BACKWARD, ACK)
+        boxes = [(kind, self.index) for kind in ((FORWARD, EVALUATE) if self.peer < self.index else (BACKWARD, ACK))]
         group = SimpleNamespace(send=send, inbox=self.inbox)
-        self.link = transport.Link(self.peer, group, self.mail, Gossip(), kinds)
+        self.link = transport.Link(self.peer, group, self.mail, Gossip(), boxes)
 
     def train(self, data, leave=True):
         try:
@@ -271,7 +273,8 @@ def test_mail_refuses_a_message_about_another_micro_batch():
 
 
 def test_mail_has_room_for_what_the_schedule_allows():
-    mail = Mail(range(1), capacity=2)
+    mail = Mail(range(1))
+    mail.allow({(FORWARD, 0): 2})
     mail.post(Message(FORWARD, 0, card(0)))
     mail.post(Message(FORWARD, 0, card(1)))
     mail.post(Message(BACKWARD, 0, card(0)))
@@ -297,7 +300,7 @@ def test_what_has_arrived_is_delivered_before_a_failure_shows():
 def test_after_a_peer_has_left_only_waits_for_it_fail():
     mail = Mail(range(1))
     mail.post(Message(FORWARD, 0, card(0)))
-    mail.end([FORWARD, EVALUATE], PeerLost("below has left"))
+    mail.end([(FORWARD, 0), (EVALUATE, 0)], PeerLost("below has left"))
     mail.post(Message(BACKWARD, 0, card(0)))
     assert mail.take(FORWARD, 0).micro == card(0)
     assert mail.take(BACKWARD, 0).micro == card(0)
@@ -321,7 +324,7 @@ def test_an_engine_refuses_micro_batches_out_of_order(wrong):
     options = StageOptions(loss_fn=mse_loss, optimizer=momentum_sgd)
     mail = Mail(range(1, 2), forward_to=lambda _: None)
     stage = Stage(1, 2, tanh_net(1), method.rules(), options)
-    engine = Engine({1: stage}, method.schedule(2), mail)
+    engine = Engine({1: ChainStation(1, stage)}, method.schedule(2), mail, devices=(0, 1))
     for number in wrong:
         mail.post(Message(FORWARD, 1, card(number), vectors(1)[0]))
     for _ in wrong[:-1]:

@@ -6,7 +6,21 @@ import pytest
 from schedule_runs import FLUSHED
 
 from unlatch.errors import ScheduleError
-from unlatch.schedule import ZBH1, ZBH2, GPipe, OneFOneB, Sequential, buffers, check_order, simulate, streams, unroll
+from unlatch.schedule import (
+    ZBH1,
+    ZBH2,
+    Action,
+    GPipe,
+    Kind,
+    OneFOneB,
+    Schedule,
+    Sequential,
+    buffers,
+    check_order,
+    simulate,
+    streams,
+    unroll,
+)
 
 
 def actions(text: str, stage: int) -> list[str]:
@@ -87,22 +101,29 @@ def test_order_at_a_stage(schedule, stage, start):
     assert [str(a) for a in schedule.stream(stage, 8)][: len(expected)] == expected
 
 
+def fed(schedule: Schedule, first: int, count: int) -> list[Action]:
+    """What a feed sets off, updates called by the micro-batch that they follow."""
+    pairs = ((schedule.entries[number], micro) for number, micro in schedule.feed(first, count))
+    return [Action.of(entry, micro, micro) for entry, micro in pairs]
+
+
 @pytest.mark.parametrize("name", FLUSHED)
 @pytest.mark.parametrize("stages", [1, 2, 5])
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_feed_is_the_streams_merged_and_shifted(name, stages, count):
     schedule = FLUSHED[name](stages)
-    order = list(schedule.feed(0, count))
+    order = fed(schedule, 0, count)
     for stage in range(stages):
-        assert tuple(a for a in order if a.station == stage) == schedule.stream(stage, count)
-    assert list(schedule.feed(7, count)) == [a._replace(batch=a.batch + 7) for a in order]
+        update = Action(Kind.U, stage, count - 1)
+        assert tuple(a for a in order if a.station == stage) == (*schedule.stream(stage, count), update)
+    assert fed(schedule, 7, count) == [a._replace(batch=a.batch + 7) for a in order]
     assert list(schedule.drain(count)) == []
     assert [schedule.delay(stage) for stage in range(stages)] == [0] * stages
     check_order(unroll(schedule, [count, count]))
 
 
 def test_the_global_order_is_that_of_the_starting_times():
-    order = " ".join(map(str, OneFOneB(3).feed(0, 3)))
+    order = " ".join(str(a) for a in fed(OneFOneB(3), 0, 3) if a.kind is not Kind.U)
     assert order == "0F0 0F1 1F0 0F2 1F1 2F0 2B0 1B0 2F1 2B1 0B0 1F2 1B1 2F2 2B2 0B1 1B2 0B2"
 
 

@@ -15,9 +15,9 @@ from unlatch.schedule import (
     UNIT,
     Kind,
     Link,
-    Rounds,
     Sequential,
     one_f_one_b_async,
+    rounds,
     simulate,
     streams,
     ticked,
@@ -66,7 +66,7 @@ def test_updates_take_time():
 
 def test_latency_and_transmission():
     """Two forwards leave stage 0 at 1 and 2; the border takes 3 for each, one after the other, and 10 to arrive."""
-    run = streams(Rounds(2, (1, 0)), [1, 1])
+    run = streams(rounds((1, 0)), [1, 1])
     timeline = simulate(run, links=Link(latency=10, forward=3, backward=4))
     times = {str(action): (start, end) for action, start, end in timeline}
     assert times["0F0"] == (0, 1)
@@ -84,7 +84,7 @@ def test_each_border_has_its_own_link():
     assert slow_last.makespan == simulate(run).makespan + 2 * 5
     with pytest.raises(ScheduleError, match="links for 2 borders, got 1"):
         simulate(run, links=[Link()])
-    with pytest.raises(ScheduleError, match="costs for 3 stages, got 1"):
+    with pytest.raises(ScheduleError, match="costs for 3 stations, got 1"):
         simulate(run, [UNIT])
 
 
@@ -138,7 +138,7 @@ def naive(run, each, latency):
 @settings(max_examples=60)
 @given(schedules, groups, st.data())
 def test_times_equal_those_of_a_naive_loop(schedule, groups, data):
-    cost = st.fixed_dictionaries({kind: st.integers(0, 9) for kind in Kind})
+    cost = st.fixed_dictionaries({kind: st.integers(0, 9) for kind in costs(0, 0)})
     each = data.draw(st.lists(cost, min_size=schedule.stages, max_size=schedule.stages))
     latency = data.draw(st.integers(0, 5))
     run = streams(schedule, groups)

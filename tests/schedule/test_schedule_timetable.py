@@ -7,9 +7,9 @@ import pytest
 from unlatch.errors import ScheduleError
 from unlatch.schedule import (
     ZBH1,
-    Entry,
     GPipe,
     Kind,
+    TickEntry,
     forward_locked,
     gantt,
     lockstep,
@@ -40,12 +40,12 @@ def test_dtr_timetable_is_the_published_one():
 
 
 def test_dtr_events_are_the_published_twenty():
-    module_1 = [Entry(t, 1, "fw", t, t + 1) for t in range(1, 7)] + [Entry(t, 1, "re", t - 4, t) for t in (5, 6)]
-    module_2 = [Entry(t, 2, "fw", t - 1, t) for t in range(2, 7)] + [Entry(t, 2, "re", t - 3, t - 1) for t in (4, 5, 6)]
-    module_3 = [Entry(t, 3, "fb", t - 2, t - 2) for t in range(3, 7)]
+    module_1 = [(t, 1, "fw", t, t + 1) for t in range(1, 7)] + [(t, 1, "re", t - 4, t) for t in (5, 6)]
+    module_2 = [(t, 2, "fw", t - 1, t) for t in range(2, 7)] + [(t, 2, "re", t - 3, t - 1) for t in (4, 5, 6)]
+    module_3 = [(t, 3, "fb", t - 2, t - 2) for t in range(3, 7)]
     entries = tick_entries(dtr(3), 6, recompute=True)
     assert len(entries) == 20
-    assert set(entries) == {*module_1, *module_2, *module_3}
+    assert set(entries) == {TickEntry(*cell) for cell in (*module_1, *module_2, *module_3)}
 
 
 @pytest.mark.parametrize("K", range(1, 6))
@@ -125,7 +125,7 @@ def test_messages_of_a_tick_are_used_in_the_next(stages, backward_first):
     for action, tick in when.items():
         source = action.station - 1 if action.kind is Kind.F else action.station + 1
         if 0 <= source < stages:
-            assert when[action._replace(stage=source)] == tick - 1
+            assert when[action._replace(station=source)] == tick - 1
 
 
 def test_a_stashed_backward_carries_the_version_of_its_forward():

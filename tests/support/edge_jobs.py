@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import unlatch
 from rank_jobs import Outcome, conv_run, copied_state, falling_lr, momentum_sgd
-from recording import feed, stages_of
+from recording import feed, stages_of, taking
 from small_nets import CONV_SPLITS, conv_net, images, tanh_net, vectors
+from unlatch.runtime.mail import BACKWARD
 
 NAMES = ["bp", "1f1b", "zb-h1", "pipedream", "dtrp"]
 
@@ -44,7 +45,7 @@ def data_only_where_it_is_read(name: str) -> Outcome:
     """Ranks that do not hold stage 0 pass no data."""
     data = images([8, 8, 3])
     run = conv_run(name, 2)
-    if 0 not in run._engine.stages:
+    if 0 not in run.stations:
         data = [(None, None)] * len(data)
     with run:
         steps = [(r.step, r.batch, r.loss) for r in feed(run, data)]
@@ -178,17 +179,9 @@ def watched_activations(name: str, precision: str = "fp32") -> dict[str, Any]:
     run = unlatch.parallelize(
         chain, name, stages=2, loss_fn=cross_entropy, optimizer=momentum_sgd, split=["2"], precision=precision
     )
-    gradients: list[tuple[int, ...]] = []
-    for stage in stages_of(run):
-        if stage.first:
-            inner = stage.backward
-
-            def backward(micro: Any, cotangent: Any = None, outputs: Any = None, inner: Any = inner) -> Any:
-                gradients.append(cotangent[0].stride())
-                return inner(micro, cotangent, outputs)
-
-            stage.backward = backward
-    result = outcome(run, images([8, 8, 3]))
+    with taking() as taken:
+        result = outcome(run, images([8, 8, 3]))
+    gradients = [message.payload[0][0].stride() for message in taken if (message.kind, message.stage) == (BACKWARD, 0)]
     return {"activations": witness.seen, "gradients": gradients, "outcome": result}
 
 
@@ -240,7 +233,7 @@ def fits(name: str, compensate: int = 1) -> dict[str, Any]:
     run = conv_run(method, 2)
     seen: list[Any] = []
     loader = held_out = None
-    if 0 in run._engine.stages:
+    if 0 in run.stations:
         x, y = images([29])[0]
         shuffled = torch.Generator().manual_seed(4)
         loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, generator=shuffled)

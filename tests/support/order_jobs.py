@@ -27,8 +27,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "auxnet replay": ("auxnet", {"form": "lagrangian"}),
     "auxnet synthesiser": ("auxnet", {"form": "lagrangian", "multiplier": "synthesiser"}),
     "auxnet rebuild": ("auxnet", {"form": "lagrangian", "multiplier": "rebuild"}),
-    "auxnet serial warm-up": ("auxnet", {"warmup": 2}),
-    "auxnet replay, serial warm-up": ("auxnet", {"form": "lagrangian", "warmup": 2, "serial_every": 4}),
+    "auxnet serial warm-up": ("auxnet", {"serial_first": 2}),
+    "auxnet replay, serial warm-up": ("auxnet", {"form": "lagrangian", "serial_first": 2, "serial_every": 4}),
     "auxnet shared": ("auxnet", {"shared": True}),
     "auxnet shallow": ("auxnet", {"ablation": "shallow"}),
     "auxnet echo": ("auxnet", {"echo": 0.5}),
@@ -44,27 +44,33 @@ def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(8, 6, generator=generator), torch.randn(8, 6, generator=generator)) for _ in range(EPOCH)]
 
 
-def recorded(
-    case: str, accumulate: int = 1, distributed: bool | None = None
-) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
-    """Per station of this process: what was done, and what the schedule says."""
+def begun(case: str, accumulate: int = 1, distributed: bool | None = None, **more: Any) -> unlatch.Run:
+    """A run of a case on a small network with three stages (devices, where tasks are placed)."""
     name, options = CASES[case]
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)])
     method = get(name, accumulate=accumulate, **options)
     planned = name == "layerpipe" and method.mode != "stages"
-    batches = data()
     logging.getLogger("unlatch").setLevel(logging.ERROR)
-    with unlatch.parallelize(
+    return unlatch.parallelize(
         model,
         method,
         stages=3,
         loss_fn=mse_loss,
         optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+        **more,
         # Costs that are measured would place tasks differently in each process that is compared.
-        **({} if planned else {"split": ["1", "3"], "sample": batches[0]}),
+        **({} if planned else {"split": ["1", "3"], "sample": data()[0]}),
         distributed=distributed,
-    ) as run:
+    )
+
+
+def recorded(
+    case: str, accumulate: int = 1, distributed: bool | None = None
+) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """Per station of this process: what was done, and what the schedule says."""
+    batches = data()
+    with begun(case, accumulate, distributed) as run:
         for number in range(BATCHES):
             run.step(*batches[number % EPOCH])
         run.flush()

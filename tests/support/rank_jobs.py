@@ -115,7 +115,7 @@ def fit_stopped(method: Any, after: int) -> Outcome:
 
     with conv_run(method, 2) as run:
         epochs = len(run.fit(images([12, 12, 12, 5]), 2, stop=stop))
-        return {"epochs": epochs, "inside": run.inside, "state": copied_state(run.module())}
+        return {"epochs": epochs, "samples_into_epoch": run.samples_into_epoch, "state": copied_state(run.module())}
 
 
 def save_conv(method: Any, path: str) -> None:

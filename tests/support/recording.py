@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import unlatch
+from unlatch.runtime.mail import Mail, Message
 
 
 class RecordingSGD(SGD):
@@ -83,7 +86,54 @@ class Forwards:
 
 def stages_of(run: unlatch.Run) -> list[Any]:
     """The stages of this process, in order."""
-    return [run._engine.stages[index] for index in sorted(run._engine.stages)]
+    return [station.stage for station in run.stations.values() if station.stage is not None]
+
+
+@contextmanager
+def listening() -> Iterator[list[Message]]:
+    """All messages that stations send from now on, in order."""
+    found: list[Message] = []
+    send = Mail.send
+
+    def listen(mail: Mail, message: Message) -> None:
+        found.append(message)
+        send(mail, message)
+
+    with patch.object(Mail, "send", listen):
+        yield found
+
+
+@contextmanager
+def taking() -> Iterator[list[Message]]:
+    """All messages that stations take up from now on, in order."""
+    found: list[Message] = []
+    take = Mail.take
+
+    def listen(mail: Mail, *args: Any) -> Message:
+        found.append(take(mail, *args))
+        return found[-1]
+
+    with patch.object(Mail, "take", listen):
+        yield found
+
+
+@contextmanager
+def waiting() -> Iterator[list[Message]]:
+    """The messages that wait to be taken, of those that are posted from now on."""
+    found: list[Message] = []
+    post, take = Mail.post, Mail.take
+
+    def posted(mail: Mail, message: Message) -> None:
+        found.append(message)
+        post(mail, message)
+
+    def taken(mail: Mail, *args: Any) -> Message:
+        message = take(mail, *args)
+        found[:] = [other for other in found if other is not message]
+        return message
+
+    with patch.object(Mail, "post", posted), patch.object(Mail, "take", taken):
+        yield found
 
 
 def feed(run: unlatch.Run, data: list[Any]) -> list[unlatch.StepResult]:

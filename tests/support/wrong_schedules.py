@@ -40,7 +40,7 @@ def never_applied(stages: int) -> Periodic:
 
 
 WRONG = {
-    "circle": (circle, r"stream 0 stands before 0B0 and waits for 1B0[\s\S]*stream 1 stands before 1F1 and waits for 0F1"),
+    "circle": (circle, r"stream 0 stands before 0B0 and waits for 1B0[\s\S]*1 stands before 1F1 and waits for 0F1"),
     "never sent": (never_sent, r"0B0 waits for message 'advice' of station 1, which never sends one"),
     "never taken": (never_taken, r"station 0 never takes a message 'gossip' that station 1 sends it"),
     "never applied": (never_applied, r"station 1 never applies the gradient"),

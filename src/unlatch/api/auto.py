@@ -201,7 +201,7 @@ def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
         busy = run.simulation.timeline.busy
         reasons.append(f"never empties; stage {busy.index(max(busy))} of {len(busy)} sets the pace")
     if method.recomputes and run.stages > 1:
-        reverses = method.rules().activations == "reverse"
+        reverses = method.rules().activation.inverts
         reasons.append("stages recompute; keeps nothing if they are reversible" if reverses else "forwards run twice")
     if risk == "exact":
         reasons.append("gradients of backpropagation")

@@ -10,12 +10,12 @@ from typing import Any
 
 from ..errors import ConfigError, PlanError
 from ..lookup import did_you_mean
-from ..methods import LayerPipe
+from ..methods import LayerPipe, Method
 from ..methods import get as get_method
-from ..methods.layerpipe.planning import Precision, linear_of
+from ..methods.layerpipe.planning import Precision
 from ..nn.chain import Block
 from ..plan.json_file import read_json
-from ..plan.layer_groups import Span, group_blocks
+from ..plan.layer_groups import Span, group_blocks, linear_of
 from ..plan.retiming import retime
 from ..plan.task_plan import TaskPlan, merge_whole_layers, shift_weight_gradients
 from ..plan.tasks import MODES, Task, by_task
@@ -166,13 +166,13 @@ def _placed(data: Mapping[str, Any], source: str) -> GivenPlan:
     )
 
 
-def follow_tasks(
-    given: GivenPlan, blocks: Sequence[Block], method: LayerPipe, precision: Precision = "fp32"
-) -> TaskPlan:
+def follow_tasks(given: GivenPlan, blocks: Sequence[Block], method: Method, precision: Precision = "fp32") -> TaskPlan:
     """The plan of a file for a model; processors with nothing to do are left out.
 
     Its layers must be those of the model: one per block, or one per block with weights together with what follows it.
     """
+    if not isinstance(method, LayerPipe):
+        raise ConfigError(f"{given.source} places tasks of layerpipe, not of {method.name}")
     spans = group_blocks(blocks)
     numbers = _numbers(given, blocks, spans)
     linear = [linear_of(blocks, span, precision) for span in spans]

@@ -49,12 +49,8 @@ def _kept(layers: Sequence[LayerCost], input_bytes: float) -> list[float]:
 
 def _versions(run: MethodRun, gap: int) -> int:
     """Copies of the weights besides the current one."""
-    rules = run.method.rules()
     late = math.ceil(gap / (run.microbatches * run.method.accumulate))
-    if late == 0:
-        return 0
-    old = {"stash": rules.lag or late, "average": 1}.get(rules.weights, 0)
-    return old + (rules.predictor is not None)
+    return run.method.rules().weight_copies(late)
 
 
 def _stage(
@@ -69,14 +65,8 @@ def _stage(
     below = run.starts[stage] - 1
     entry = (float(run.layers[below].activation_bytes) if stage else input_bytes) / run.microbatches
     graph = sum(kept) / run.microbatches
-    rule = run.method.rules().activations
-    waiting = run.simulation.in_flight[stage]
-    if rule == "graph" or stage == run.stages - 1:
-        activations = waiting * graph
-    elif rule == "input":
-        activations = waiting * entry + graph
-    else:
-        activations = graph
+    rule = run.method.rules().activation.at(stage, run.stages)
+    activations = rule.resident(run.simulation.in_flight[stage], entry, graph)
     return weights * (2 + optimizer_slots + _versions(run, run.gaps[stage])) + activations
 
 

@@ -241,7 +241,7 @@ def _bytes_back(method: Method, stages: int) -> int:
     """Bytes that come back over a border for each that went up: of gradients, and of outputs to be reversed."""
     if getattr(method.schedule(stages), "independent", False):
         return 0
-    return 2 if method.rules().activations == "reverse" else 1
+    return 2 if method.rules().activation.inverts else 1
 
 
 def _positions(chain: Sequence[LayerCost], split: Sequence[str]) -> list[int]:

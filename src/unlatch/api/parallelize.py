@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..methods import Method
@@ -19,6 +19,7 @@ from ..nn.chain import Block, Model, as_module, chain, cut
 from ..nn.chain_check import check_chain
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan
+from ..rules.updates import OptimizerFactory
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
@@ -45,7 +46,7 @@ def parallelize(
     *,
     stages: int,
     loss_fn: Callable[[Any, Any], Tensor],
-    optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    optimizer: OptimizerFactory,
     lr_scheduler: Callable[[Optimizer], Any] | None = None,
     split: Literal["auto"] | Sequence[str] = "auto",
     sample: tuple[Tree, Tree] | None = None,
@@ -67,7 +68,9 @@ def parallelize(
     - `method`: a name or an object from `unlatch.methods`.
     - `stages`: parts the model is cut into; at least as many as there are processes.
     - `loss_fn`: of output and target.
-    - `optimizer`, `lr_scheduler`: factories, called once per stage. The scheduler steps once per update.
+    - `optimizer`, `lr_scheduler`: factories, called once per stage. The scheduler steps once per update. An optimizer
+      factory is given the stage's parameters and, if it has a second argument (one without default, or one called
+      `stage`), a `unlatch.rules.updates.StagePlace`: `index`, `count`, `delay` in updates, `names` of the parameters.
     - `split`: `"auto"` balances measured costs of this method; or the names of the blocks that start the second and
       later stages.
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`.
@@ -79,6 +82,7 @@ def parallelize(
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
 
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     >>> run = parallelize(model, "dtr", stages=2, loss_fn=nn.functional.cross_entropy,
     ...                   optimizer=lambda params: torch.optim.SGD(params, lr=0.1), split=["2"])
@@ -225,7 +229,7 @@ def _connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         microbatches=blueprint.microbatches,
         accumulate=blueprint.accumulate,
         mean_loss=blueprint.mean_loss,
-        fed=method.feeds_every_rank(),
+        fed=method.reads_on_every_rank,
     )
     health = None
     if world.group is not None:
@@ -245,7 +249,7 @@ def _connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         world,
         list(links.values()),
         health,
-        Compensation(method.joined_batches),
+        Compensation(method.joined),
     )
 
 

@@ -25,6 +25,7 @@ from ..rules.weights import weights_at
 from ..runtime.engine import Engine
 from ..runtime.micro import Micro
 from ..runtime.stage import Stage
+from ..runtime.station import ChainStation
 
 __all__ = ["Comparison", "GradientProbe", "as_metrics"]
 
@@ -134,8 +135,8 @@ class GradientProbe:
         seen = self._seen.get(stage.version)
         if seen is None:
             return
-        share = 1.0 / batches if batches > 1 and stage.rules.average else 1.0
-        seen.batches = max(batches, 1) if stage.rules.average else 1
+        share = 1.0 / batches if batches > 1 and stage.rules.update.averages else 1.0
+        seen.batches = max(batches, 1) if stage.rules.update.averages else 1
         seen.gradients[stage.index] = [_grad(p) * share for p in stage.params]
         seen.current[stage.index] = _copies(stage)
         if len(seen.gradients) == len(self._stages):
@@ -190,7 +191,7 @@ def _check_engine(engine: Engine) -> None:
             f"stages {min(engine.stages)} to {max(engine.stages)} of {engine.schedule.stages}: run inline, in one "
             "process or with distributed=False; the weights are the same, bit for bit"
         )
-    if type(engine) is not Engine:
+    if not all(isinstance(station, ChainStation) for station in engine.stations.values()):
         raise ConfigError(
             "a gradient probe needs stages with one loss at the end and whole backwards: for methods with local losses "
             "use their option probe, for layerpipe mode='stages', in which tasks are not placed apart"

@@ -16,7 +16,7 @@ from ..nn.randomness import replayable
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, map_tensors
 from ..rules.bundle import Rules
-from ..runtime.stage import Stage, reverses
+from ..runtime.stage import Stage
 
 __all__ = ["TOLERANCE", "ReconstructionWatch", "check_reversal"]
 
@@ -31,9 +31,10 @@ def check_reversal(blocks: Sequence[Block], starts: Sequence[int], rules: Rules,
 
     **Returns:** a note on stages that store inputs where the user may not expect it, or `None`.
     """
-    if rules.activations != "reverse":
+    rule = rules.activation
+    if not rule.inverts:
         return None
-    if beyond := [stage for stage in rules.store if stage >= len(starts)]:
+    if beyond := [stage for stage in rule.stored_stages if stage >= len(starts)]:
         raise ConfigError(
             f"store names stage {beyond[0]}, but the model is cut into {len(starts)}: expected numbers from 0 to "
             f"{len(starts) - 1}"
@@ -41,10 +42,10 @@ def check_reversal(blocks: Sequence[Block], starts: Sequence[int], rules: Rules,
     if len(starts) == 1:
         return None
     stages = cut(blocks, starts)
-    reversing = [reverses(rules, i, len(stages), StageChain(stage)) for i, stage in enumerate(stages)]
+    reversing = [rule.at(i, len(stages), StageChain(stage)).inverts for i, stage in enumerate(stages)]
     if sample is not None:
         _check(stages, reversing, sample)
-    return _note(stages, reversing, rules)
+    return _note(stages, reversing)
 
 
 @torch.no_grad()
@@ -57,7 +58,7 @@ def _check(stages: Sequence[Sequence[Block]], reversing: Sequence[bool], x: Tree
                 x = block(map_tensors(Tensor.clone, x))
 
 
-def _note(stages: Sequence[Sequence[Block]], reversing: Sequence[bool], rules: Rules) -> str | None:
+def _note(stages: Sequence[Sequence[Block]], reversing: Sequence[bool]) -> str | None:
     mixed = []
     for index, (stage, inverted) in enumerate(zip(stages[:-1], reversing, strict=False)):
         others = [block.name for block in stage if not is_reversible(block.module)]
@@ -94,7 +95,7 @@ class ReconstructionWatch:
         return told
 
     def _describe(self, stage: Stage) -> str:
-        store = (*stage.rules.store, stage.index)
+        store = (*stage.rules.activation.stored_stages, stage.index)
         return (
             f"stage {stage.index} reconstructs its input with a relative error of {stage.reconstruction.worst:.2g}, "
             f"above {self._tolerance:g}: its weights move far between forward and backward. Let it keep its input "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ..runtime.events import Event
 from ..runtime.health import Health
 from ..runtime.recalibration import recalibrating
 from ..runtime.stage import StageOptions
+from ..runtime.station import Station
 from ..runtime.transport import Link
 from ..runtime.world import World
 from ..schedule import Schedule
@@ -102,7 +104,7 @@ class Run:
         #: Passes over the data that are complete.
         self.epochs = 0
         #: Samples fed in the pass that `stop` cut short; 0 between passes.
-        self.inside = 0
+        self.samples_into_epoch = 0
         self.notes: list[str] = []
 
     # --------------------------------------------------------------- training
@@ -152,8 +154,8 @@ class Run:
         - `on_step`, `on_epoch`: called with each `StepResult` and `Epoch`.
         - `stop`: asked on the leading rank before every batch that begins an update: never inside of an accumulation
           or of batches that are processed as one. Once it says yes, nothing further is fed. The pass under way is then
-          neither evaluated nor counted; `inside` says how far it came. The loader may have been asked for one batch
-          more than that.
+          neither evaluated nor counted; `samples_into_epoch` says how far it came. The loader may have been asked for
+          one batch more than that.
 
         **Returns:** the epochs that were completed: fewer than asked for if `stop` said so.
         """
@@ -168,7 +170,7 @@ class Run:
                 return history
             found = self.evaluate(eval_loader) if self._evaluates(eval_loader) else {}
             epoch = Epoch(self.epochs, done.mean_loss, done.samples, done.samples / done.seconds, found)
-            self.epochs, self.inside = self.epochs + 1, 0
+            self.epochs, self.samples_into_epoch = self.epochs + 1, 0
             history.append(epoch)
             if on_epoch is not None:
                 on_epoch(epoch)
@@ -183,7 +185,7 @@ class Run:
             total.add(finished)
             on_step(self._result(finished))
         # Only the leader has seen why the data ended.
-        total.stopped, self.inside = self._world.broadcast((total.stopped, self.inside))
+        total.stopped, self.samples_into_epoch = self._world.broadcast((total.stopped, self.samples_into_epoch))
         if total.outlived and not total.stopped:
             raise DataError(
                 f"the loader of stage {self._engine.lowest} goes on after {self._engine.batches} batches, where that "
@@ -215,7 +217,7 @@ class Run:
             if engine.holds_first and collect.is_empty and engine.between_updates and stop():
                 total.stopped = True
                 break
-            self.inside += batch_size(batch[0])
+            self.samples_into_epoch += batch_size(batch[0])
             unit = collect.add(*batch)
             if unit is not None:
                 finished = engine.step(*unit)
@@ -283,6 +285,11 @@ class Run:
         return self._engine.schedule
 
     @property
+    def stations(self) -> Mapping[int, Station]:
+        """What works in this process, by number: its stages, with whatever the method gave them beside."""
+        return MappingProxyType(self._engine.stations)
+
+    @property
     def events(self) -> list[Event]:
         """What the stages of this process did, newest last."""
         return list(self._engine.recorder.events)
@@ -312,13 +319,24 @@ class Run:
 
     # ------------------------------------------------------------- checkpoint
 
+    def state(self) -> dict[str, Any]:
+        """Copies of everything that this process has under way, as a tree of tensors and plain values.
+
+        A run that is built alike and takes it over with `restore` goes on bit for bit as this one does.
+        """
+        return self._engine.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where the run was whose `state` this is; nothing may be under way here."""
+        self._engine.load(state)
+
     def save(self, path: str | Path) -> None:
         """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch."""
         self.flush()
         self._engine.recorder.pause()
         loop = {
             "epochs": self.epochs,
-            "inside": self.inside,
+            "samples_into_epoch": self.samples_into_epoch,
             "method": repr(self.method),
             "split": self.plan.split,
             "joined": self._compensation.count,
@@ -332,7 +350,7 @@ class Run:
             Path(path), self._engine, self._names, self._world, self.plan.starts, optimizer=optimizer
         )
         if optimizer:
-            self.epochs, self.inside = int(loop.get("epochs", 0)), int(loop.get("inside", 0))
+            self.epochs, self.samples_into_epoch = int(loop.get("epochs", 0)), int(loop.get("samples_into_epoch", 0))
 
     # ------------------------------------------------------------------- end
 

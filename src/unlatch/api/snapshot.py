@@ -13,6 +13,7 @@ from ..io import checkpoint
 from ..runtime.beside import beside_settings, beside_tensors, load_beside
 from ..runtime.engine import Engine
 from ..runtime.stage import Stage
+from ..runtime.updating import completed, plain_part
 from ..runtime.world import World
 
 __all__ = ["load", "model_state", "save"]
@@ -118,37 +119,11 @@ def _common(stages: Iterable[Stage]) -> dict[str, Any]:
     for stage in stages:
         if stage.updater.optimizer is not None:
             listed = stage.updater.optimizer.param_groups
-            groups = [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in listed]
+            groups = [plain_part({k: v for k, v in g.items() if k != "params"}, tensors=False) for g in listed]
             schedule = stage.updater.scheduler.state_dict() if stage.updater.scheduler is not None else {}
             kind = type(stage.updater.optimizer).__name__
-            return {"kind": kind, "groups": groups, "schedule": _plain_part(schedule)}
+            return {"kind": kind, "groups": groups, "schedule": plain_part(schedule, tensors=False)}
     return {}
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_plain(v) for v in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _plain_part(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON can hold of a schedule's state, and of the states of the schedules it is made of."""
-    part: dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, list) and value and all(type(v) is dict for v in value):
-            part[key] = [_plain_part(v) for v in value]
-        elif _plain(value):
-            part[key] = value
-    return part
-
-
-def _completed(own: Any, saved: Any) -> Any:
-    """The saved state, with what was not saved taken from the schedule itself."""
-    if isinstance(own, dict) and isinstance(saved, dict):
-        return {**own, **{k: _completed(own.get(k), v) for k, v in saved.items()}}
-    if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
-        return [_completed(mine, theirs) for mine, theirs in zip(own, saved, strict=True)]
-    return saved
 
 
 def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found: checkpoint.Checkpoint) -> None:
@@ -174,5 +149,5 @@ def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found
         group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
     if stage.updater.scheduler is not None and found.state.get("schedule"):
         scheduler = stage.updater.scheduler
-        scheduler.load_state_dict(_completed(scheduler.state_dict(), found.state["schedule"]))
+        scheduler.load_state_dict(completed(scheduler.state_dict(), found.state["schedule"]))
     stage.updater.forget()

@@ -1,4 +1,9 @@
-"""The command line: one module per command, each with a function `command` that typer turns into flags and help."""
+"""The command line: one module per command, each with a function `command` that typer turns into flags and help.
+
+Read `train` first: `settings` reads the file and the flags, `prepare` makes every open choice, `session` trains on each
+rank. `planning` is what `plan` and `simulate` share, `checks` what `check` looks at, `console` where all text goes.
+No module here names a method: what it must know of one it asks through the hooks of `unlatch.methods.base.Method`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from typing import Annotated
 import typer
 
 from . import bench, check, compare, export, methods, plan, simulate, train
-from .failures import ReadableErrors
+from .console import ReadableErrors
 
 __all__ = ["app", "main"]
 

@@ -6,6 +6,7 @@ import statistics as stats
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,29 +18,29 @@ from ..config import Config, from_mapping
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io.versions import versions
+from ..methods import BASELINE, get
 from ..report.table import Table
 from ..runtime.launch import Ranks
-from .border_log import builds_data
-from .brief import Brief, loaders, make_run, prepare
 from .console import emit_json, people
+from .prepare import PreparedRun, loaders, make_run, prepare
 from .ranks import agree, gather, rank
-from .settings import read_settings, with_method, with_run
+from .settings import options_by_hand, read_settings, with_method, with_run
 
 __all__ = ["command", "measure"]
 
-_BASELINE = "bp, one process"
+_LABEL = f"{BASELINE}, one process"
 
 
 def command(
     conf: Annotated[Path, typer.Argument(metavar="CONF.toml", help="Settings.")],
     methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")],
-    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     processes: Annotated[
         int | None, typer.Option(help="Local processes; default: the file's, else the stages.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each method is measured, taking turns.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Batches in one measurement.")] = 20,
-    warmup: Annotated[int, typer.Option(min=0, help="Batches before it; they also fill the pipeline.")] = 5,
+    skip: Annotated[int, typer.Option(min=0, help="Batches before it, which fill the pipeline.")] = 5,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
     ] = None,
@@ -59,39 +60,44 @@ def command(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("--methods names none: expected names separated by commas")
-    console = people(as_json)
-    briefs = {_BASELINE: prepare(_baseline(config))} | {name: prepare(with_method(config, name)[0]) for name in names}
-    found: dict[str, list[float]] = {label: [] for label in briefs}
+    console, by_hand = people(as_json), options_by_hand(overrides or [])
+    runs = {_LABEL: prepare(_baseline(config))}
+    for name in names:
+        chosen, notes = with_method(config, name, by_hand & {option.name for option in fields(get(name))})
+        for note in notes:
+            console.print(f"note: {note}")
+        runs[name] = prepare(chosen)
+    found: dict[str, list[float]] = {label: [] for label in runs}
     with _measuring(config) as run:
         for turn in range(repeats):
-            for label, brief in briefs.items():
-                found[label].append(run(label, brief, steps, warmup))
+            for label, prepared in runs.items():
+                found[label].append(run(label, prepared, steps, skip))
             shown = ", ".join(f"{label} {speeds[-1]:,.0f}" for label, speeds in found.items())
             console.print(f"turn {turn + 1}/{repeats}: {shown} samples/s")
-    rows = {label: _row(speeds, found[_BASELINE]) for label, speeds in found.items()}
+    rows = {label: _row(speeds, found[_LABEL]) for label, speeds in found.items()}
     if as_json:
         settings = config.model_dump(mode="json")
-        emit_json({"steps": steps, "warmup": warmup, "methods": rows, "settings": settings, "versions": versions()})
+        emit_json({"steps": steps, "skip": skip, "methods": rows, "settings": settings, "versions": versions()})
     else:
         console.print(_table(rows).text())
 
 
-def measure(brief: Brief, steps: int, warmup: int) -> float:
+def measure(prepared: PreparedRun, steps: int, skip: int) -> float:
     """Samples per second of a run, once its pipeline is full. Called alike on every rank."""
-    torch.set_num_threads(brief.config.run.threads)
-    reads = rank() == 0 or builds_data(brief.method)
-    loader = _loader(brief.config.model_dump_json(include={"model", "data", "run"})) if reads else None
+    torch.set_num_threads(prepared.config.run.threads)
+    reads = rank() == 0 or prepared.method.reads_on_every_rank
+    loader = _loader(prepared.config.model_dump_json(include={"model", "data", "run"})) if reads else None
     sample = agree(loader.batch(0, 0) if loader is not None else None)
-    with make_run(brief, sample) as run:
-        for number in range(warmup):
+    with make_run(prepared, sample) as run:
+        for number in range(skip):
             run.step(*_batch(loader, number))
         start = time.perf_counter()
-        for number in range(warmup, warmup + steps):
+        for number in range(skip, skip + steps):
             run.step(*_batch(loader, number))
         # The slowest rank counts: where nothing comes back, the first one may be far ahead.
         seconds = max(gather(time.perf_counter() - start))
         run.flush()
-    return steps * brief.config.data.batch_size / seconds
+    return steps * prepared.config.data.batch_size / seconds
 
 
 def _batch(loader: Loader | None, number: int) -> tuple[Any, Any]:
@@ -108,12 +114,12 @@ def _loader(settings: str) -> Loader:
 
 @contextmanager
 def _measuring(config: Config) -> Iterator[Any]:
-    """A function that measures a brief where it belongs: here, or on ranks that stay alive between calls."""
+    """A function that measures a run where it belongs: here, or on ranks that stay alive between calls."""
     if config.run.processes == 1:
         yield lambda label, *job: measure(*job)
         return
     with Ranks(config.run.processes, threads=config.run.threads) as ranks:
-        yield lambda label, *job: measure(*job) if label == _BASELINE else ranks.run(measure, *job)[0]
+        yield lambda label, *job: measure(*job) if label == _LABEL else ranks.run(measure, *job)[0]
 
 
 def _settings(
@@ -126,10 +132,9 @@ def _settings(
 
 
 def _baseline(config: Config) -> Config:
-    plain = with_method(config, "bp")[0]
-    values = plain.model_dump(exclude_none=True)
+    values = with_method(config, BASELINE)[0].model_dump(exclude_none=True)
     single = {"stages": 1, "processes": 1, "split": "auto"}
-    return from_mapping(values | {"method": {"name": "bp"}, "run": values["run"] | single})
+    return from_mapping(values | {"method": {"name": BASELINE}, "run": values["run"] | single})
 
 
 def _row(speeds: list[float], baseline: list[float]) -> dict[str, Any]:

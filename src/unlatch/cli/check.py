@@ -13,7 +13,6 @@ import typer
 from ..config import Config
 from ..errors import PlanError
 from ..runtime.launch import Ranks
-from .brief import prepare
 from .checks import Finding
 from .checks.environment import loopback, machine
 from .checks.equality import one_stage, two_processes
@@ -23,6 +22,7 @@ from .checks.soundness import inverses, sound_chain
 from .checks.trajectory import definition
 from .checks.trial import Trial
 from .console import emit_json, people
+from .prepare import prepare
 from .settings import read_settings
 
 __all__ = ["command"]
@@ -36,7 +36,7 @@ def command(
         Path | None, typer.Argument(metavar="CONF.toml", help="Settings; a small built-in network if left out.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="Another method than the file's.")] = None,
-    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from ..methods import BASELINE
 from ..report.comparison import comparison_table, rows_of
 from ..report.page import write_comparison
 from ..report.record import Record, read_run
@@ -41,9 +42,7 @@ def command(
         raise ConfigError(f"{out}: is a folder; expected the name of the page")
     introduction = [] if chosen is None else [f"Ratios are to the speed of {chosen}."]
     introduction += [
-        f"{label}, speed-up formula with the terms it measured: {record.summary['layer_parallel']['text']}."
-        for label, (record,) in groups.items()
-        if "layer_parallel" in record.summary
+        f"{label}: {remark}." for label, (record,) in groups.items() for remark in record.summary.get("remarks", ())
     ]
     write_comparison(out, f"{len(runs)} runs compared", introduction, groups, rows, first="run")
     if as_json:
@@ -66,6 +65,6 @@ def _labelled(records: list[Record]) -> dict[str, list[Record]]:
 
 def _default_baseline(groups: dict[str, list[Record]]) -> str | None:
     for label, (record,) in groups.items():
-        if record.summary["method"] == "bp" and record.summary["processes"] == 1:
+        if record.summary["method"] == BASELINE and record.summary["processes"] == 1:
             return label
     return None

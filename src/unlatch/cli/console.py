@@ -1,14 +1,23 @@
-"""Where text goes: people read stdout, unless a machine does (`--json`), then people read stderr."""
+"""What the command line says, to whom: text for people, JSON for machines, errors with exit codes, advice as flags.
+
+People read stdout, unless a machine does (`--json`), then people read stderr.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
 from typing import Any
 
+import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
-__all__ = ["emit_json", "people"]
+from ..errors import ConfigError, DataError, PlanError, StageFailed, UnlatchError
+from ..schedule.stability import Cure
+
+__all__ = ["INTERRUPTED", "ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
 
 
 def people(as_json: bool = False) -> Console:
@@ -33,3 +42,73 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0.0:
         return str(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+INTERRUPTED = 130
+_BAD_SETTINGS = (ConfigError, PlanError, DataError)
+
+
+class Reported(UnlatchError):
+    """An error that another process of the same run reports."""
+
+
+def exit_code(error: BaseException) -> int:
+    """2 if the user asked for something impossible, 1 if a run failed.
+
+    >>> exit_code(ConfigError("no such method")), exit_code(UnlatchError("rank 1 is gone"))
+    (2, 1)
+    """
+    cause = error.__cause__ if isinstance(error, Reported) else error
+    return 2 if isinstance(cause, _BAD_SETTINGS) else 1
+
+
+def explain(error: UnlatchError) -> str:
+    """The message; for a failure in user code with the original traceback, once.
+
+    >>> explain(ConfigError("stages must be at least 1"))
+    'error: stages must be at least 1'
+    """
+    text = f"error: {error}"
+    if not isinstance(error, StageFailed) or "Traceback" in text:
+        return text
+    notes = list(getattr(error, "__notes__", []))
+    if not notes and error.__cause__ is not None:
+        notes = ["".join(traceback.format_exception(error.__cause__))]
+    return "\n\n".join([text, *notes]).rstrip()
+
+
+class ReadableErrors(TyperGroup):
+    """A group of commands that turns Unlatch's own errors into messages. Anything else keeps its trace."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except UnlatchError as error:
+            if not isinstance(error, Reported):
+                typer.echo(explain(error), err=True)
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            sys.stdout.flush()
+            raise typer.Exit(INTERRUPTED) from None
+
+
+_QUOTES = "'\""
+
+
+def flags_of(cure: Cure | None) -> list[str]:
+    """What to add to the command line; nothing if there is no cure.
+
+    >>> from ..schedule.stability import advise
+    >>> flags_of(advise([5, 3, 1, 0], momentum=0.9).cure)
+    ['as flags: --set method.microbatches=4 --set optimizer.nesterov=true']
+    """
+    if cure is None:
+        return []
+    return ["as flags: " + " ".join(f"--set {_setting(change)}" for change in cure.changes)]
+
+
+def _setting(change: str) -> str:
+    """`nesterov=True` in Python is `optimizer.nesterov=true` in a settings file."""
+    name, _, value = change.partition("=")
+    section = "optimizer" if name == "nesterov" else "method"
+    return f"{section}.{name}={value.strip(_QUOTES).replace('True', 'true')}"

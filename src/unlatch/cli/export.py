@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from ..errors import ConfigError
 from ..io import checkpoint
-from ..io.run_folder import RunFolder
 from .console import emit_json
 
 __all__ = ["command"]
@@ -44,8 +43,7 @@ def command(
 
 
 def _checkpoint_in(source: Path) -> Path:
-    newest = RunFolder(source).last_checkpoint()
-    for candidate in (source, source / "last", *([newest] if newest is not None else [])):
+    for candidate in (source, source / "last"):
         if checkpoint.exists(candidate):
             return candidate
     raise ConfigError(f"{source}: no checkpoint there; expected a run folder with last/ in it, or a checkpoint folder")

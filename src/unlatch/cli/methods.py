@@ -14,11 +14,10 @@ import typer
 from ..api.advice import advise_method
 from ..methods import Method, get
 from ..report.table import Table
-from ..schedule import Schedule, buffers, gantt, streams, timetable
+from ..schedule import buffers, gantt, streams, timetable
 from ..schedule.stability import Advice, stability_limit
-from .advice import flags_of
-from .catalogue import catalogue, facts, options
-from .console import emit_json
+from .catalogue import Option, catalogue, facts, options
+from .console import emit_json, flags_of
 
 __all__ = ["command"]
 
@@ -29,12 +28,12 @@ def command(
     name: Annotated[
         str | None, typer.Argument(help="One method in detail; all of them in a table if left out.")
     ] = None,
-    stages: Annotated[int, typer.Option(min=1, help="Parts the model is cut into.")] = 4,
+    stages: Annotated[int, typer.Option(min=1, help="Stages that the model is cut into.")] = 4,
     ticks: Annotated[
         int | None, typer.Option(min=1, help="Length of the timetable; default: twice the stages.")
     ] = None,
     microbatches: Annotated[
-        int | None, typer.Option(min=1, help="Parts of a batch; default: what the method chooses.")
+        int | None, typer.Option(min=1, help="Per batch; default: what the method chooses.")
     ] = None,
     momentum: Annotated[float, typer.Option(min=0.0, help="Of the optimizer, for the advice.")] = 0.9,
     nesterov: Annotated[bool, typer.Option(help="Whether the momentum is Nesterov's.")] = True,
@@ -72,7 +71,16 @@ def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
     if as_json:
         emit_json([asdict(one) for one in found])
         return
-    heads = ("method", "gradient", "parts", "gap", "updates late", "weight copies", "kept for the backward", "what")
+    heads = (
+        "method",
+        "gradient",
+        "micro-batches",
+        "gap",
+        "updates late",
+        "weight copies",
+        "kept for the backward",
+        "what",
+    )
     rows = tuple(
         (
             one.name,
@@ -88,7 +96,7 @@ def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
     )
     typer.echo(Table(heads, rows, left=(0, 1, 6, 7)).text())
     typer.echo(
-        f"\n{stages} stages. parts: micro-batches per batch, with one update. gap: parts between the forward and the "
+        f"\n{stages} stages. micro-batches: per batch, with one update. gap: micro-batches between the forward and the "
         "backward weights of stage 0.\nOne method in detail: unlatch methods NAME"
     )
 
@@ -108,22 +116,26 @@ def _describe(method: Method, stages: int, ticks: int, asked: int | None) -> Ite
 
 
 def _options(method: Method) -> Iterator[str]:
-    found = [(f"{option.name} = {option.default!r}", option.text.replace("`", "")) for option in options(method)]
+    found = [(f"{option.name} = {option.default!r}", _option_text(option)) for option in options(method)]
     margin = max(len(head) for head, _ in found) + 4
     columns = max(60, min(120, shutil.get_terminal_size().columns))
     for head, text in found:
         yield textwrap.fill(text, columns, initial_indent=f"  {head}".ljust(margin), subsequent_indent=" " * margin)
 
 
+def _option_text(option: Option) -> str:
+    choices = f" [{' | '.join(option.choices)}]" if len(option.choices) > 1 else ""
+    return option.text.replace("`", "") + choices
+
+
 def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
-    schedule, parts = method.schedule(stages), _parts(method)
-    if getattr(schedule, "independent", False):
+    schedule, count = method.schedule(stages), method.per_batch
+    if method.gradient == "local":
         yield "all stages work at the same time: none waits for another's forward or backward"
         return
     if schedule.flushes:
-        count = f"{parts} part{'s'[: parts > 1]}"
-        yield f"one batch in {count} (F forward, B backward, I and W its halves; = goes on, . idle)"
-        yield gantt(streams(schedule, [parts]))
+        yield f"one batch in {_micros(count)} (F forward, B backward, I and W its halves; = goes on, . idle)"
+        yield gantt(streams(schedule, [count]))
         return
     yield f"the first {ticks} ticks (fw forward, bw backward, re recomputation and backward, fb forward and backward)"
     # The published timetables have one update per tick; micro-batches only if they were asked for.
@@ -131,12 +143,16 @@ def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iter
 
 
 def _stages(method: Method, stages: int) -> Iterator[str]:
-    in_flight = _in_flight(method.schedule(stages), _parts(method), method.accumulate)
+    in_flight = _in_flight(method, stages)
     rows = tuple(
         (str(stage), f"{updates:.3g}", str(in_flight[stage])) for stage, updates in enumerate(method.staleness(stages))
     )
-    yield Table(("stage", "updates behind", "parts under way"), rows, left=()).text()
-    yield f"with {_parts(method)} part{'s'[: _parts(method) > 1]} per batch and one update per {_batches(method)}"
+    yield Table(("stage", "updates behind", "under way"), rows, left=()).text()
+    yield f"with {_micros(method.per_batch)} per batch and one update per {_batches(method)}"
+
+
+def _micros(count: int) -> str:
+    return f"{count} micro-batch{'es'[: 2 * (count > 1)]}"
 
 
 def _batches(method: Method) -> str:
@@ -152,15 +168,15 @@ def _advice(method: Method, stages: int, advice: Advice | None, group: dict[str,
     yield f"how much delay is borne with {form} (a*: largest stable lr x curvature)"
     yield from advice.table()[: stages + 1]
     yield ""
-    yield f"a* of stage 0 by parts per update, momentum {momentum:g}"
-    yield _limits(advice, _parts(method) * method.accumulate, momentum).text()
+    yield f"a* of stage 0 by micro-batches per update, momentum {momentum:g}"
+    yield _limits(advice, method.per_update, momentum).text()
     if advice.warning is not None:
         yield ""
         yield f"warning: {advice.warning}"
         yield from flags_of(advice.cure)
 
 
-def _limits(advice: Advice, parts: int, momentum: float) -> Table:
+def _limits(advice: Advice, per_update: int, momentum: float) -> Table:
     kinds: dict[str, dict[str, Any]] = {
         "heavy ball": {},
         "heavy ball, geometric": {"predictor": "geometric"},
@@ -175,26 +191,25 @@ def _limits(advice: Advice, parts: int, momentum: float) -> Table:
                 for kind in kinds.values()
             ),
         )
-        for count in sorted({*_COUNTS, parts})
+        for count in sorted({*_COUNTS, per_update})
     )
-    return Table(("parts", *kinds), rows, left=())
+    return Table(("micro-batches", *kinds), rows, left=())
 
 
-def _parts(method: Method) -> int:
-    return method.microbatches if method.microbatches != "auto" else 1
-
-
-def _in_flight(schedule: Schedule, parts: int, accumulate: int) -> tuple[int, ...]:
-    enough = 2 * schedule.stages + 2
-    return buffers(streams(schedule, [parts] * enough, accumulate)).in_flight
+def _in_flight(method: Method, stages: int) -> tuple[int, ...]:
+    enough = [method.per_batch] * (2 * stages + 2)
+    return buffers(streams(method.schedule(stages), enough, method.accumulate)).in_flight
 
 
 def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: Advice | None) -> dict[str, Any]:
     return {
         **asdict(facts(name, stages, asked)),
         "stages": stages,
-        "options": {option.name: {"default": option.default, "text": option.text} for option in options(method)},
+        "options": {
+            option.name: {"default": option.default, "choices": option.choices, "text": option.text}
+            for option in options(method)
+        },
         "staleness": list(method.staleness(stages)),
-        "in_flight": list(_in_flight(method.schedule(stages), _parts(method), method.accumulate)),
+        "in_flight": list(_in_flight(method, stages)),
         "advice": None if advice is None else asdict(advice),
     }

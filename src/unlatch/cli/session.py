@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics as stats
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,21 @@ from ..api.probe import Comparison, as_metrics
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io import checkpoint
-from ..io.metrics import Metrics
-from ..methods.local import Local
+from ..io.metrics import Metrics, read
+from ..report.measures import measures_figure, measures_of
 from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event, bubble
-from .border_log import BorderLog, TimedLoader, builds_data, with_own_probe
-from .brief import Brief, loaders, make_run
 from .console import people
+from .prepare import PreparedRun, loaders, make_run
 from .progress import Display, Silent, display_for
 from .ranks import agree, gather, rank
 from .stopping import stop_file
 
-__all__ = ["Order", "train_session"]
+__all__ = ["SessionOptions", "train_session"]
 
 
 @dataclass(frozen=True)
-class Order:
+class SessionOptions:
     """What a session writes and shows.
 
     **Arguments:**
@@ -77,61 +76,94 @@ _MEASURED = (
 )
 
 
-def train_session(brief: Brief, order: Order, data: tuple[Loader, Loader] | None = None) -> dict[str, Any]:
-    """Train as the brief says. Called alike on every rank; the first one reads the data and writes the folder.
+def train_session(
+    prepared: PreparedRun, options: SessionOptions, data: tuple[Loader, Loader] | None = None
+) -> dict[str, Any]:
+    """Train what was prepared. Called alike on every rank; the first one reads the data and writes the folder.
 
     **Returns:** the summary that is also written to `summary.json`, on every rank.
     """
-    torch.set_num_threads(brief.config.run.threads)
+    torch.set_num_threads(prepared.config.run.threads)
     leads = rank() == 0
-    train, test = (data or loaders(brief.config)) if leads or builds_data(brief.method) else (None, None)
-    metrics = Metrics(order.folder) if leads else None
+    train, test = (data or loaders(prepared.config)) if leads or prepared.method.reads_on_every_rank else (None, None)
+    metrics = Metrics(options.folder) if leads else None
     try:
         # Some methods build networks that fit the data, and every rank must build the same.
         sample = agree(train.batch(0, 0) if train is not None else None)
-        own = with_own_probe(brief.method, order.probe_every) if order.probe_every else None
-        with make_run(brief, sample, method=own or brief.method) as run:
-            session = _Session(brief, order, run, metrics)
+        own = prepared.method.probing(options.probe_every) if options.probe_every else None
+        with make_run(prepared, sample, method=own or prepared.method) as run:
+            session = _Session(prepared, options, run, metrics, probes=options.probe_every > 0 and own is None)
             return session.train(train, test)
     finally:
         if metrics is not None:
             metrics.close()
 
 
+class _TimedLoader:
+    """A loader that knows how long its batches took."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self._seconds = 0.0
+        self._batches = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        batches = iter(self.loader)
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self._seconds += time.perf_counter() - start
+            self._batches += 1
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.loader.set_epoch(epoch)
+
+    @property
+    def per_batch(self) -> float:
+        """Mean seconds per batch."""
+        return self._seconds / max(1, self._batches)
+
+
 class _Session:
-    def __init__(self, brief: Brief, order: Order, run: Run, metrics: Metrics | None) -> None:
-        self.brief, self.order, self.run, self.metrics = brief, order, run, metrics
+    def __init__(
+        self, prepared: PreparedRun, options: SessionOptions, run: Run, metrics: Metrics | None, probes: bool
+    ) -> None:
+        self.prepared, self.options, self.run, self.metrics = prepared, options, run, metrics
         self.epochs: list[Epoch] = []
         self.bubbles: list[list[float]] = []
         self.stages: list[dict[str, Any]] = []
         self.found: list[StageStatistics] = []
         self.special: dict[str, float] = {}
         self.probed: list[dict[str, float]] = []
-        self._probes = order.probe_every > 0 and not isinstance(run.method, Local)
-        self.borders = BorderLog(run)
+        self._probes = probes
+        self.statistics: list[Any] = []
+        self._measured = -1
         self.recalibrated: dict[str, float] = {}
-        self._source: TimedLoader | None = None
+        self._source: _TimedLoader | None = None
         self._since = time.perf_counter()
         self._step = 0
 
     def train(self, train: Loader | None, test: Loader | None) -> dict[str, Any]:
         start = time.perf_counter()
-        if self.order.resume:
+        if self.options.resume:
             self._resume(train)
         if self._probes:
-            self.run.probe_gradients(every=self.order.probe_every, on_found=self._on_probe)
-        left = self.brief.config.run.epochs - self.run.epochs
+            self.run.probe_gradients(every=self.options.probe_every, on_found=self._on_probe)
+        left = self.prepared.config.run.epochs - self.run.epochs
         self.display = self._display()
         self._since = time.perf_counter()
-        asked = stop_file(self.order.folder).exists
+        asked = stop_file(self.options.folder).exists
         try:
-            self._source = TimedLoader(train) if train is not None else None
+            self._source = _TimedLoader(train) if train is not None else None
             done = self.run.fit(self._source, left, test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked)
         finally:
             self.display.close()
-        self.run.save(self.order.last)
+        self.run.save(self.options.last)
         finished = len(done) == left
-        if finished and self.order.recalibrate:
+        if finished and self.options.recalibrate:
             self._recalibrate(train, test)
         return self._close("finished" if finished else "interrupted", time.perf_counter() - start)
 
@@ -139,38 +171,41 @@ class _Session:
         """Evaluate once more, with statistics of batch norm that the network itself would have had."""
         fresh = None
         if train is not None:
-            fresh = [train.batch(self.run.epochs, i) for i in range(min(self.order.recalibrate, len(train)))]
+            fresh = [train.batch(self.run.epochs, i) for i in range(min(self.options.recalibrate, len(train)))]
         found = self.run.evaluate_recalibrated(test, fresh)
         self.recalibrated = {name: value for name, value in found.items() if name.startswith("recalibrated_")}
         if self.metrics is not None:
             self.metrics.log(self._step, {f"eval/{name}": value for name, value in self.recalibrated.items()})
 
     def _display(self) -> Display:
-        config = self.brief.config
-        if self.metrics is None or self.order.silent:
+        config = self.prepared.config
+        if self.metrics is None or self.options.silent:
             return Silent()
-        console = people(self.order.people_on_stderr)
-        return display_for(console, config.run.epochs, self.brief.units, config.data.batch_size * self.brief.joined)
+        console = people(self.options.people_on_stderr)
+        return display_for(
+            console, config.run.epochs, self.prepared.steps, config.data.batch_size * self.prepared.method.joined
+        )
 
     # ----------------------------------------------------------------- resume
 
     def _resume(self, train: Loader | None) -> None:
         """Weights, optimizer, counters, and the place in the data after the last batch that was fed."""
-        self.run.load(self.order.last)
-        if self.run.epochs >= self.brief.config.run.epochs:
+        self.run.load(self.options.last)
+        if self.run.epochs >= self.prepared.config.run.epochs:
             raise ConfigError(
-                f"{self.order.folder} has been trained for {self.run.epochs} epochs already: raise --epochs to continue"
+                f"{self.options.folder} has been trained for {self.run.epochs} epochs already: raise --epochs to go on"
             )
-        self._step = int(checkpoint.state(self.order.last)["loop"]["batches"])
+        self._step = int(checkpoint.state(self.options.last)["loop"]["batches"])
         if (problem := agree(self._enter_epoch(train) if train is not None else None)) is not None:
             raise ConfigError(problem)
 
     def _enter_epoch(self, train: Loader) -> str | None:
         """Go to the first batch that was not fed. **Returns:** what is wrong if there is no such place."""
-        batch, surplus = divmod(self.run.inside, train.batch_size)
+        samples = self.run.samples_into_epoch
+        batch, surplus = divmod(samples, train.batch_size)
         if surplus or batch >= len(train):
             return (
-                f"{self.order.folder} was stopped after {self.run.inside} samples of epoch {self.run.epochs + 1}, and "
+                f"{self.options.folder} was stopped after {samples} samples of epoch {self.run.epochs + 1}, and "
                 f"no batch of {train.batch_size} begins there: continue it with the batch size and data it had"
             )
         train.load_state_dict(train.state_dict() | {"epoch": self.run.epochs, "batch": batch})
@@ -200,8 +235,8 @@ class _Session:
         self.display.epoch(epoch, max(stage["staleness"] for stage in self.stages))
         if self.metrics is not None:
             self.metrics.log(self._step, self._numbers(epoch))
-        if self.order.save_every and (epoch.epoch + 1) % self.order.save_every == 0:
-            self.run.save(self.order.last)
+        if self.options.save_every and (epoch.epoch + 1) % self.options.save_every == 0:
+            self.run.save(self.options.last)
         self._since = time.perf_counter()
 
     def _measure(self) -> None:
@@ -211,13 +246,16 @@ class _Session:
         idle = gather(bubble(mine, {e.stage for e in mine}))
         self.bubbles.append(idle)
         self.stages = [{**_as_row(stage), "bubble": idle[stage.rank]} for stage in found]
-        self.special = {name: value for part in self.run.method_statistics() for name, value in part.metrics().items()}
-        self._log_borders()
+        self._log_measurements()
+        self.special = {name: value for part in self.statistics for name, value in part.metrics().items()}
 
-    def _log_borders(self) -> None:
-        news = self.borders.news()
-        for numbers in news if self.metrics is not None else ():
-            self.metrics.log(self._step, numbers)  # type: ignore[union-attr]
+    def _log_measurements(self) -> None:
+        """What the method measured of itself since the last call."""
+        self.statistics = self.run.method_statistics()
+        for numbers in self.prepared.method.measurements(self.statistics, after=self._measured):
+            self._measured = int(numbers["measured/update"])
+            if self.metrics is not None:
+                self.metrics.log(self._step, numbers)
 
     def _numbers(self, epoch: Epoch) -> dict[str, float]:
         numbers: dict[str, float] = {
@@ -234,28 +272,27 @@ class _Session:
 
     def _close(self, status: str, seconds: float) -> dict[str, Any]:
         events = sorted((e for part in gather(self.run.events) for e in part), key=lambda e: e.start)
-        self._log_borders()
+        self._log_measurements()
         summary = self._summary(status, seconds)
         self._log_probes()
         if self.metrics is not None:
-            folder = Path(self.order.folder)
+            folder = Path(self.options.folder)
             _write_events(folder / "events.jsonl", events)
             if self._probes:
                 probe_figure(read_probe(folder)).savefig(folder / "probe.png", dpi=140)
             self._draw_reconstruction(folder)
-            self.borders.draw(folder)
+            if measures := measures_of(read(folder)):
+                measures_figure({"": measures}).savefig(folder / "measures.png", dpi=140)
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         return summary
 
     def _draw_reconstruction(self, folder: Path) -> None:
         if any(stage.reconstruction for stage in self.found):
-            method = self.brief.method
-            per_update = method.accumulate * (method.microbatches if method.microbatches != "auto" else 1)
-            figure = reconstruction_figure(self.found, per_update=per_update)
+            figure = reconstruction_figure(self.found, per_update=self.prepared.method.per_update)
             figure.savefig(folder / "reconstruction.png", dpi=140)
 
     def _summary(self, status: str, seconds: float) -> dict[str, Any]:
-        config, last = self.brief.config, self.epochs[-1] if self.epochs else None
+        config, last = self.prepared.config, self.epochs[-1] if self.epochs else None
         evaluation = last.evaluation if last is not None else {}
         # The first epoch fills the pipeline and warms caches; it counts only if it is all there is.
         steady = self.epochs[1:] or self.epochs
@@ -266,12 +303,12 @@ class _Session:
         return {
             "status": status,
             "method": config.method.name,
-            "method_in_full": repr(self.brief.method),
+            "method_in_full": repr(self.prepared.method),
             "model": config.model.name,
             "data": config.data.name,
             "processes": config.run.processes,
             "split": self.run.plan.split,
-            "microbatches": self.brief.method.microbatches,
+            "microbatches": self.prepared.method.microbatches,
             "batch_size": config.data.batch_size,
             "seed": config.run.seed,
             "epochs": self.run.epochs,
@@ -285,7 +322,9 @@ class _Session:
             "stages": [{**stage, "bubble": per_rank[stage["rank"]]} for stage in self.stages],
             "notes": list(dict.fromkeys(note for notes in gather(self.run.notes) for note in notes)),
             **self.recalibrated,
-            **self.borders.summary(data, config.data.batch_size / speed if speed else None),
+            "measures": dict(self.prepared.method.measures),
+            "remarks": [],
+            **self.prepared.method.summarise(self.statistics, data, config.data.batch_size / speed if speed else None),
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from ..api.given_plan import GivenPlan, read_plan
 from ..config import Config, from_mapping, load
 from ..errors import ConfigError
 from ..methods import get
+from ..methods.options import owner
 
-__all__ = ["read_settings", "with_method", "with_run"]
+__all__ = ["options_by_hand", "read_settings", "with_method", "with_run"]
 
 
 def read_settings(
@@ -27,8 +28,8 @@ def read_settings(
 
     **Arguments:**
 
-    - `overrides`: as given to `--set`.
-    - `method`: another method than the file's; options that it does not know are dropped.
+    - `overrides`: as given to `--set`; those of `[method]` are for the method that is chosen in the end.
+    - `method`: another method than the file's; options that are not its own are dropped, with a note.
     - `data_dir`: where the data are.
     - `plan`: a file that `unlatch plan` wrote; says which method, and how many stages that begin where.
     - `run`: keys of the section `[run]`; `None` leaves them as they are.
@@ -41,12 +42,31 @@ def read_settings(
     """
     if plan is not None:
         return _with_plan(read_plan(plan, method), path, overrides, data_dir, run)
+    overrides, named = _without_name(overrides)
     flags = [f"run.{key}={value!r}" for key, value in run.items() if value is not None]
     if data_dir is not None:
         flags.append(f"data.dir={_quoted(data_dir)}")
     # Together, because one flag alone (more processes than the file's stages) may contradict the file.
     config = load(path, [*flags, *overrides])
-    return (config, []) if method is None else with_method(config, method)
+    chosen = method or named
+    return (config, []) if chosen is None else with_method(config, chosen, options_by_hand(overrides))
+
+
+def options_by_hand(overrides: Sequence[str]) -> frozenset[str]:
+    """The options of the method among overrides.
+
+    >>> sorted(options_by_hand(["method.beta=0.5", "run.stages=2"]))
+    ['beta']
+    """
+    keys = (override.partition("=")[0].strip() for override in overrides)
+    return frozenset(key.split(".")[1] for key in keys if key.startswith("method."))
+
+
+def _without_name(overrides: Sequence[str]) -> tuple[list[str], str | None]:
+    """The overrides without `method.name`, which asks for another method as `--method` does; and that name."""
+    naming = [override for override in overrides if override.partition("=")[0].strip() == "method.name"]
+    kept = [override for override in overrides if override not in naming]
+    return kept, naming[-1].partition("=")[2].strip().strip("\"'") if naming else None
 
 
 def _with_plan(
@@ -59,10 +79,10 @@ def _with_plan(
         )
     config, _ = read_settings(path, overrides, data_dir=data_dir, **run)
     asked = config.run.processes if "processes" in config.run.model_fields_set else given.stages
-    set_by_hand = {override.partition("=")[0].strip() for override in overrides}
-    config, notes = with_method(config, given.method)
+    by_hand = options_by_hand(overrides)
+    config, notes = with_method(config, given.method, by_hand)
     values = config.model_dump(exclude_none=True)
-    values["method"] |= {key: value for key, value in given.options.items() if f"method.{key}" not in set_by_hand}
+    values["method"] |= {key: value for key, value in given.options.items() if key not in by_hand}
     values["run"] |= {
         "stages": given.stages,
         "processes": min(asked, given.stages) if processes is None else processes,
@@ -73,8 +93,13 @@ def _with_plan(
     return from_mapping(values, f"settings with the plan {given.source}"), notes
 
 
-def with_method(config: Config, name: str) -> tuple[Config, list[str]]:
-    """The same settings with another method, without options that only the old one knows.
+def with_method(config: Config, name: str, by_hand: Collection[str] = ()) -> tuple[Config, list[str]]:
+    """The same settings with another method, without options that are not its own.
+
+    An option of the same name is its own only if both methods have it from the same class: `beta` of fdg shrinks
+    gradients, `beta` of auxnet weighs a penalty.
+
+    **Arguments:** `by_hand`: options that are meant for the new method, whichever the old one was.
 
     >>> config, notes = with_method(load(None, ["model.name=mlp", "method.name=dtrp", "method.compensate=2"]), "bp")
     >>> config.method.options, notes
@@ -82,11 +107,16 @@ def with_method(config: Config, name: str) -> tuple[Config, list[str]]:
     """
     if name == config.method.name:
         return config, []
-    known = type(get(name)).__dataclass_fields__
-    kept = {key: value for key, value in config.method.options.items() if key in known}
-    dropped = [key for key in config.method.options if key not in known]
+    old, new = type(get(config.method.name)), type(get(name))
+    kept, notes = {}, []
+    for key, value in config.method.options.items():
+        owned = owner(new, key)
+        if key in by_hand or (owned is not None and owned is owner(old, key)):
+            kept[key] = value
+            continue
+        has = f"has no option {key}" if owned is None else f"means something else by {key}"
+        notes.append(f"{name} {has}: dropped what the settings say for {config.method.name}")
     values = config.model_dump(exclude_none=True) | {"method": {"name": name, **kept}}
-    notes = [f"{name} has no option {key}: dropped what the settings say for {config.method.name}" for key in dropped]
     return from_mapping(values), notes
 
 

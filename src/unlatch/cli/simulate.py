@@ -12,12 +12,20 @@ import typer
 from ..api.method_run import MethodRun, simulate_method
 from ..errors import ConfigError
 from ..report.sweep import SweepRow, draw_sweep, parse_counts, sweep, write_sweep
-from ..report.timeline import save_timeline
-from ..report.timeline_page import timeline_html
+from ..report.timeline import save_timeline, timeline_html
 from ..report.trace import write_trace
 from .console import emit_json, people
-from .costs import ArraySide, BatchSize, CostModel, CostsFile, CostSource, layer_costs
-from .machine import check_devices, machine_of, writable
+from .planning import (
+    ArraySide,
+    BatchSize,
+    CostModel,
+    CostsFile,
+    CostSource,
+    check_devices,
+    layer_costs,
+    machine_of,
+    writable,
+)
 
 __all__ = ["command"]
 
@@ -31,7 +39,7 @@ def command(
     cost_model: CostModel = None,
     batch: BatchSize = None,
     array: ArraySide = None,
-    processors: Annotated[str, typer.Option(help="Devices: 4, 2..64, 1,2,4 or 2..64*2.")] = "4",
+    devices: Annotated[str, typer.Option(help="How many: 4, 2..64, 1,2,4 or 2..64*2.")] = "4",
     methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")] = "pipedream",
     batches: Annotated[int | None, typer.Option(min=1, help="Batches; by default enough for a steady state.")] = None,
     bandwidth: Annotated[float, typer.Option(help="Bytes per unit of time of every link.")] = math.inf,
@@ -49,14 +57,14 @@ def command(
     """Simulate methods and report time, utilisation, staleness, memory and traffic.
 
     \b
-    unlatch simulate --processors 2..64*2 --methods pipedream,layerpipe,petra,1f1b,zb-h2 --picture sweep.png
-    unlatch simulate conf.toml --processors 4 --methods dtrp --html timeline.html --trace trace.json
+    unlatch simulate --devices 2..64*2 --methods pipedream,layerpipe,petra,1f1b,zb-h2 --picture sweep.png
+    unlatch simulate conf.toml --devices 4 --methods dtrp --html timeline.html --trace trace.json
 
     Pictures of time show the first method on the first number of devices; with several numbers --picture draws curves.
     """
     if network is None and costs is None and conf is None:
         network = "vgg16"
-    counts = [check_devices(count) for count in parse_counts(processors)]
+    counts = [check_devices(count) for count in parse_counts(devices)]
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not names:
         raise ConfigError("--methods: which? Expected names separated by commas, as in pipedream,layerpipe")
@@ -102,7 +110,7 @@ def _lines(rows: list[SweepRow]) -> list[str]:
     ]
     for row in rows:
         lines.append(
-            f"{row.method:14} {row.processors:>7} {row.time_per_batch:>12.6g} {row.speedup:>8.2f}x "
+            f"{row.method:14} {row.devices:>7} {row.time_per_batch:>12.6g} {row.speedup:>8.2f}x "
             f"{row.utilisation:>11.1%} {row.staleness:>6.2f}  {row.communication_bytes:,.6g}"
         )
     return lines

@@ -20,13 +20,10 @@ from ..methods import get
 from ..report.stages import stage_table
 from ..runtime.launch import Ranks
 from ..schedule.stability import Advice
-from .advice import flags_of
-from .border_log import with_own_probe
-from .brief import Brief, loaders, prepare
-from .console import emit_json, people
-from .failures import INTERRUPTED, Reported
+from .console import INTERRUPTED, Reported, emit_json, flags_of, people
+from .prepare import PreparedRun, loaders, prepare
 from .ranks import agree, join_torchrun, rank, under_torchrun
-from .session import Order, train_session
+from .session import SessionOptions, train_session
 from .settings import read_settings
 from .stopping import stopping_on_signals
 
@@ -67,7 +64,7 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="What `unlatch plan` wrote: method, cut, one process per device in use."),
     ] = None,
-    stages: Annotated[int | None, typer.Option(help="Parts the model is cut into.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     processes: Annotated[int | None, typer.Option(help="Local processes that share the stages; 1 runs inline.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data, earlier ones included.")] = None,
     overrides: Annotated[
@@ -136,40 +133,40 @@ def _here(request: _Request) -> dict[str, Any]:
     console = people(request.as_json)
     config, notes = _settings(request)
     data = loaders(config)
-    brief = _prepare(request, config, data[0])
+    prepared = _prepare(request, config, data[0])
     folder = _folder(request, config)
-    _announce(console, brief, notes, folder)
-    order = _order(request, folder)
+    _announce(console, prepared, notes, folder)
+    options = _session_options(request, folder)
     with stopping_on_signals(folder.path):
         if config.run.processes == 1:
-            return {**train_session(brief, order, data), "out": str(folder.path)}
+            return {**train_session(prepared, options, data), "out": str(folder.path)}
         with Ranks(config.run.processes, threads=config.run.threads) as ranks:
-            return {**ranks.run(train_session, brief, order)[0], "out": str(folder.path)}
+            return {**ranks.run(train_session, prepared, options)[0], "out": str(folder.path)}
 
 
 def _under_torchrun(request: _Request) -> dict[str, Any]:
     """Train as one of the processes that torchrun started; the first decides for all."""
     join_torchrun()
     request.run["processes"] = dist.get_world_size()
-    found: tuple[Brief, Order] | UnlatchError | None = None
+    found: tuple[PreparedRun, SessionOptions] | UnlatchError | None = None
     data = None
     if rank() == 0:
         try:
             config, notes = _settings(request)
             data = loaders(config)
-            brief = _prepare(request, config, data[0])
+            prepared = _prepare(request, config, data[0])
             folder = _folder(request, config)
-            _announce(people(request.as_json), brief, notes, folder)
-            found = brief, _order(request, folder)
+            _announce(people(request.as_json), prepared, notes, folder)
+            found = prepared, _session_options(request, folder)
         except UnlatchError as error:
             found = error
     agreed = agree(found)
     if isinstance(agreed, UnlatchError):
         raise agreed if rank() == 0 else Reported(str(agreed)) from agreed
     assert agreed is not None
-    brief, order = agreed
-    with stopping_on_signals(order.folder):
-        return {**train_session(brief, order, data), "out": order.folder}
+    prepared, options = agreed
+    with stopping_on_signals(options.folder):
+        return {**train_session(prepared, options, data), "out": options.folder}
 
 
 def _settings(request: _Request) -> tuple[Config, list[str]]:
@@ -197,11 +194,11 @@ def _settings(request: _Request) -> tuple[Config, list[str]]:
             "weights are the same, bit for bit"
         )
     if request.probe_every:
-        with_own_probe(get(config.method.name, **config.method.options), request.probe_every)
+        get(config.method.name, **config.method.options).probing(request.probe_every)
     return config, notes
 
 
-def _prepare(request: _Request, config: Config, train: Loader) -> Brief:
+def _prepare(request: _Request, config: Config, train: Loader) -> PreparedRun:
     try:
         return prepare(config, train, _before(request, config))
     except PlanError as error:
@@ -239,8 +236,8 @@ def _folder(request: _Request, config: Config) -> RunFolder:
     return folder
 
 
-def _order(request: _Request, folder: RunFolder) -> Order:
-    return Order(
+def _session_options(request: _Request, folder: RunFolder) -> SessionOptions:
+    return SessionOptions(
         str(folder.path),
         resume=request.resume is not None,
         save_every=request.save_every,
@@ -250,15 +247,15 @@ def _order(request: _Request, folder: RunFolder) -> Order:
     )
 
 
-def _announce(console: Console, brief: Brief, notes: list[str], folder: RunFolder) -> None:
+def _announce(console: Console, prepared: PreparedRun, notes: list[str], folder: RunFolder) -> None:
     """What is going to happen, and what could go wrong with it."""
-    config, stages = brief.config, brief.config.run.stages
+    config, stages = prepared.config, prepared.config.run.stages
     where = "inline" if config.run.processes == 1 else f"on {config.run.processes} processes"
-    console.print(f"{config.method.name}, {stages} stage{'s'[: stages > 1]} {where}: {brief.method}")
-    console.print(str(brief.plan))
-    for note in [*notes, *brief.notes]:
+    console.print(f"{config.method.name}, {stages} stage{'s'[: stages > 1]} {where}: {prepared.method}")
+    console.print(str(prepared.plan))
+    for note in [*notes, *prepared.notes]:
         console.print(f"note: {note}")
-    _announce_delay(console, brief.advice)
+    _announce_delay(console, prepared.advice)
     console.print(f"writing to {folder.path}")
 
 
@@ -292,9 +289,5 @@ def _report(summary: dict[str, Any], as_json: bool) -> None:
         f"done in {summary['seconds']:.1f} s{accuracy}, {summary['samples_per_second']:,.0f} samples/s, "
         f"bubble {summary['bubble']:.0%}: {summary['out']}"
     )
-    if "layer_parallel" in summary:
-        measured = summary["layer_parallel"]["measured_step_seconds"]
-        console.print(
-            f"speed-up formula with the measured terms: {summary['layer_parallel']['text']}; a step of this run took "
-            f"{1e3 * measured:.1f} ms on {summary['processes']} process{'es'[: 2 * (summary['processes'] > 1)]}"
-        )
+    for remark in summary["remarks"]:
+        console.print(remark)

@@ -7,14 +7,14 @@ turn text into factories that travel to other processes.
 from .load import from_mapping, load
 from .lr import LRCurve, LRFactory
 from .optimizer import OptimizerFactory
-from .sections import Config, Data, LRSchedule, Method, Model, OptimizerSettings, RunSettings
+from .sections import Config, Data, LRSettings, Method, Model, OptimizerSettings, RunSettings
 
 __all__ = [
     "Config",
     "Data",
     "LRCurve",
     "LRFactory",
-    "LRSchedule",
+    "LRSettings",
     "Method",
     "Model",
     "OptimizerFactory",

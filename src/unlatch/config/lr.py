@@ -26,7 +26,7 @@ class LRCurve:
     - `warmup`: updates of straight rise before the shape begins; the first update already has a step size.
     - `final`: factor at the end.
     - `milestones`: for `step`, the fractions of the run at which the factor falls.
-    - `gamma`: for `step`, how much of it remains.
+    - `factor`: for `step`, how much of it remains.
 
     >>> curve = LRCurve("onecycle", total=10, warmup=2)
     >>> [round(curve(update), 3) for update in (0, 1, 2, 6, 10)]
@@ -38,7 +38,7 @@ class LRCurve:
     warmup: int = 0
     final: float = 0.0
     milestones: tuple[float, ...] = ()
-    gamma: float = 0.1
+    factor: float = 0.1
 
     def __call__(self, update: int) -> float:
         if update < self.warmup:
@@ -54,7 +54,7 @@ class LRCurve:
                 return self.final + (1.0 - self.final) * (1.0 + math.cos(math.pi * progress)) / 2
             case "step":
                 passed = sum(update >= milestone * self.total for milestone in self.milestones)
-                return self.gamma**passed
+                return self.factor**passed
         raise ValueError(f"no learning-rate curve {self.shape!r}: expected constant, onecycle, cosine or step")
 
 

@@ -69,6 +69,10 @@ def _explain_one(problem: Mapping[str, Any], sections: Mapping[str, set[str]]) -
     if kind == "value_error":
         text = str(problem["ctx"]["error"])
         return text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
+    if kind in ("model_type", "model_attributes_type") and "." not in path:
+        owner = next((section for section, keys in sections.items() if path in keys), None)
+        meant = f"; did you mean '{owner}.{path}'?" if owner is not None else ""
+        return f"{path}: expected {_EXPECTED[kind]}, got {_show(problem['input'])}{meant}"
     expected = _EXPECTED.get(kind)
     wanted = f"expected {expected.format(**problem.get('ctx', {}))}" if expected else problem["msg"].lower()
     return f"{path}: {wanted}, got {_show(problem['input'])}"

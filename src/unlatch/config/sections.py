@@ -18,7 +18,7 @@ from .lr import LRCurve, LRFactory
 from .optimizer import OptimizerFactory, check_options, defaults
 from .problems import hint
 
-__all__ = ["Config", "Data", "LRSchedule", "Method", "Model", "OptimizerSettings", "RunSettings"]
+__all__ = ["Config", "Data", "LRSettings", "Method", "Model", "OptimizerSettings", "RunSettings"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -98,26 +98,26 @@ class OptimizerSettings(_OpenSection):
         return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
 
-class LRSchedule(_Section):
-    """`[schedule]`: the learning rate over the run, as a factor of `optimizer.lr`; fractions are of all updates."""
+class LRSettings(_Section):
+    """`[lr]`: the learning rate over the run, as a factor of `optimizer.lr`; fractions are of all updates."""
 
-    name: Literal["constant", "onecycle", "cosine", "step"] = "onecycle"
+    shape: Literal["constant", "onecycle", "cosine", "step"] = "onecycle"
     warmup: Fraction = 0.0  # of a onecycle: 0.2
     final: Fraction = 0.0
     milestones: tuple[Fraction, ...] = Field(default=(0.5, 0.75), strict=False)
-    gamma: Fraction = 0.1
+    factor: Fraction = 0.1  # of a step: what remains at each milestone
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("name", "onecycle") == "onecycle":
+        if isinstance(given, dict) and given.get("shape", "onecycle") == "onecycle":
             return {"warmup": 0.2} | given
         return given
 
     def curve(self, total_updates: int) -> LRCurve:
         """The curve for a run of `total_updates` updates."""
         warmup = round(self.warmup * total_updates)
-        return LRCurve(self.name, total_updates, warmup, self.final, self.milestones, self.gamma)
+        return LRCurve(self.shape, total_updates, warmup, self.final, self.milestones, self.factor)
 
 
 class RunSettings(_Section):
@@ -170,7 +170,7 @@ class Config(_Section):
     data: Data = Field(default_factory=Data)
     method: Method = Field(default_factory=Method)
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
-    schedule: LRSchedule = Field(default_factory=LRSchedule)
+    lr: LRSettings = Field(default_factory=LRSettings)
     run: RunSettings = Field(default_factory=RunSettings)
 
     def optimizer_factory(self) -> OptimizerFactory:
@@ -179,7 +179,7 @@ class Config(_Section):
 
     def lr_factory(self, total_updates: int) -> LRFactory:
         """The `lr_scheduler` argument of `parallelize`, for a run of so many updates."""
-        return LRFactory(self.schedule.curve(total_updates))
+        return LRFactory(self.lr.curve(total_updates))
 
     def loss_fn(self) -> Any:
         """The `loss_fn` argument of `parallelize`: a function of `torch.nn.functional` or `package.module:function`."""

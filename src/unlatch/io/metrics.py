@@ -14,31 +14,18 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-__all__ = ["Logger", "Loggers", "Metrics", "read"]
+__all__ = ["Metrics", "read"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]+(/[A-Za-z0-9_.@-]+)+")
 _COLUMNS = ("step", "time", "name", "value")
 
 
-class Logger(Protocol):
-    """Where numbers go. These three methods adapt any tracking service."""
-
-    def config(self, settings: Mapping[str, Any]) -> None:
-        """Take note of the settings of the run; called once, before any number."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take note of numbers at a step; steps never fall."""
-
-    def close(self) -> None:
-        """Write what is pending and let go of files."""
-
-
 class Metrics:
-    """The logger that every run has: JSONL and CSV in a folder.
+    """Where a run writes its numbers: JSONL and CSV in a folder.
 
     Opening a folder that has metrics continues them, and time goes on from the last line.
 
@@ -65,9 +52,6 @@ class Metrics:
         if self._csv.tell() == 0:
             self._rows.writerow(_COLUMNS)
 
-    def config(self, settings: Mapping[str, Any]) -> None:
-        """Nothing: the run folder holds the settings."""
-
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers and flush, so that they can be followed live and survive a crash."""
         if self._step is not None and step < self._step:
@@ -85,31 +69,6 @@ class Metrics:
         """Close both files; closing twice is harmless."""
         self._jsonl.close()
         self._csv.close()
-
-
-class Loggers:
-    """Several loggers as one.
-
-    >>> Loggers([]).log(0, {"train/loss": 1.0})
-    """
-
-    def __init__(self, loggers: Sequence[Logger]) -> None:
-        self._loggers = tuple(loggers)
-
-    def config(self, settings: Mapping[str, Any]) -> None:
-        """Tell every logger the settings."""
-        for logger in self._loggers:
-            logger.config(settings)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Tell every logger the numbers."""
-        for logger in self._loggers:
-            logger.log(step, values)
-
-    def close(self) -> None:
-        """Close every logger."""
-        for logger in self._loggers:
-            logger.close()
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ runs/dtrp-3/
   versions.json     software, platform, threads
   metrics.jsonl     numbers over the run, see `metrics`
   metrics.csv
-  checkpoints/step-00000400/
+  last/             the newest checkpoint
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from . import checkpoint
 from .versions import versions
 
 __all__ = ["RunFolder"]
@@ -90,14 +89,3 @@ class RunFolder:
             previous, file = file.read_text(encoding="utf-8"), self.path / f"config-{number}.toml"
         if config_toml != previous:
             file.write_text(config_toml, encoding="utf-8")
-
-    def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint of a step belongs."""
-        return self.path / "checkpoints" / f"step-{step:08d}"
-
-    def last_checkpoint(self) -> Path | None:
-        """The checkpoint of the highest step, if there is any."""
-        steps = (re.fullmatch(r"\.?step-(\d+)(\.old)?", path.name) for path in self.path.glob("checkpoints/*"))
-        found = sorted({int(step[1]) for step in steps if step})
-        complete = [self.checkpoint(step) for step in found if checkpoint.exists(self.checkpoint(step))]
-        return complete[-1] if complete else None

@@ -5,22 +5,28 @@
 True
 """
 
+from .asyncpp import AsyncPP
 from .auxnet import SPH, AuxNet, AuxVar
 from .backward_unlocked import DDG, FR
-from .base import Delayed, Method, get, names, register
+from .base import BASELINE, ClosedForm, Delayed, GradientKind, Method, get, names, register
+from .cgad import CGAD
 from .compose import Compose
 from .dtrp import DSP, DTR, DTRP
 from .fdg import ADL, FDG
 from .layerpipe import LayerPipe
 from .local import DGL, DNI, Local
+from .paci import PACI
 from .petra import PETRA, buffer_settings
 from .petra_sgd import PetraSGD
 from .pipedream import PipeDream, PipeDream2BW
 from .synchronous import BP, ZBH1, ZBH2, GPipe, OneFOneB
+from .xpipe import XPipe
 
 __all__ = [
     "ADL",
+    "BASELINE",
     "BP",
+    "CGAD",
     "DDG",
     "DGL",
     "DNI",
@@ -29,15 +35,19 @@ __all__ = [
     "DTRP",
     "FDG",
     "FR",
+    "PACI",
     "PETRA",
     "SPH",
     "ZBH1",
     "ZBH2",
+    "AsyncPP",
     "AuxNet",
     "AuxVar",
+    "ClosedForm",
     "Compose",
     "Delayed",
     "GPipe",
+    "GradientKind",
     "LayerPipe",
     "Local",
     "Method",
@@ -45,6 +55,7 @@ __all__ = [
     "PetraSGD",
     "PipeDream",
     "PipeDream2BW",
+    "XPipe",
     "buffer_settings",
     "get",
     "names",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..rules.activations import Graph, Input
 from ..rules.bundle import Rules
+from ..rules.weights import Stash
 from ..schedule import Schedule, forward_locked
 from .base import Delayed, register
 
@@ -23,7 +25,7 @@ class DDG(Delayed):
         return forward_locked(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights="stash")
+        return self._rules(Graph(), Stash())
 
 
 @register
@@ -38,4 +40,4 @@ class FR(Delayed):
         return forward_locked(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())

@@ -1,13 +1,15 @@
 """A method is a schedule plus rules. Everything else about it follows from these two.
 
-To add one: subclass `Method` (or `Delayed`), name it, return a schedule and rules, and `register` it.
+To add one: subclass `Method` (or `Delayed`), name it, return a schedule and rules, and `register` it. What the rest of
+the library asks a method beyond these two (below the schedule and the rules) has defaults that suit most: generic code
+calls these and never asks which method it has.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -16,15 +18,43 @@ from ..lookup import call, did_you_mean
 from ..nn.chain import Block
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
+from ..rules.activations import Activation
 from ..rules.bundle import Rules
+from ..rules.gradients import FromAbove, Gradient, Shrunk
 from ..rules.predict import NoPrediction, Predictor, predictor
+from ..rules.updates import StagePlace, UpdateRule
+from ..rules.weights import BackwardWeights, Current, ForwardWeights, Newest, Predicted
 from ..runtime.blueprint import Blueprint
-from ..runtime.stage import Stage, reverses
+from ..runtime.stage import Stage
 from ..runtime.station import ChainStation, Station
 from ..schedule import Schedule
-from ..schedule.stability import auto_microbatches
+from ..schedule.stability import auto_microbatches, version_gaps
+from .options import Whole, check_options
+from .planner import Planner
 
-__all__ = ["Delayed", "Method", "get", "names", "register"]
+__all__ = ["BASELINE", "ClosedForm", "Delayed", "GradientKind", "Method", "get", "names", "register"]
+
+#: Of backpropagation; that of an older batch; that of a loss of the stage's own.
+GradientKind = Literal["exact", "late", "local"]
+
+#: The method that the speed and accuracy of all others are measured against.
+BASELINE = "bp"
+
+#: Predictors that the recursion has written out.
+PREDICTIONS = ("none", "difference", "linear", "geometric", "constant-gradient")
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """A delayed method as a recursion over micro-batches: the arguments that `unlatch.reference.recursion` takes."""
+
+    forward_version: Callable[[int, int], int]
+    per_update: int
+    backward: Literal["forward", "current", "average"]
+    mixed: bool
+    delays: Sequence[int]
+    predict: str
+    scale: Callable[[int, int], float]
+    beta: float
 
 
 @dataclass(frozen=True)
@@ -33,25 +63,24 @@ class Method(ABC):
 
     **Arguments:**
 
-    - `microbatches`: cut every batch into this many parts, with one update per batch. Total batch, gradient and
+    - `microbatches`: cut every batch into so many, with one update per batch. Total batch, gradient and
       learning rate stay what they were; delays counted in updates shrink. `"auto"` chooses by the method's rule.
     - `accumulate`: batches per update; their gradients are averaged.
     """
 
-    microbatches: int | Literal["auto"] = "auto"
-    accumulate: int = 1
+    microbatches: Whole | Literal["auto"] = "auto"
+    accumulate: Whole = 1
 
     name: ClassVar[str] = ""
     #: One line for tables.
     summary: ClassVar[str] = ""
+    #: What `measurements` returns, by the last part of its name, in words.
+    measures: ClassVar[Mapping[str, str]] = {}
+    #: Places work on devices in a way of its own, if the method has one; `plan auto` ranks the others too.
+    planner: ClassVar[Planner | None] = None
 
     def __post_init__(self) -> None:
-        if self.microbatches != "auto" and (not isinstance(self.microbatches, int) or self.microbatches < 1):
-            raise ConfigError(f'{self.name}: microbatches must be "auto" or at least 1, got {self.microbatches!r}')
-        if not isinstance(self.accumulate, int) or self.accumulate < 1:
-            raise ConfigError(
-                f"{self.name}: accumulate must be a whole number of batches, at least 1, got {self.accumulate!r}"
-            )
+        check_options(self)
 
     @abstractmethod
     def schedule(self, stages: int) -> Schedule:
@@ -78,8 +107,7 @@ class Method(ABC):
 
     def staleness(self, stages: int) -> tuple[float, ...]:
         """Per stage, the mean number of updates between forward and backward that theory gives."""
-        parts = (self.microbatches if self.microbatches != "auto" else 1) * self.accumulate
-        return tuple(gap / parts for gap in self.gaps(stages))
+        return tuple(gap / self.per_update for gap in self.gaps(stages))
 
     # ------------------------------------------------------------- what it plans
 
@@ -115,8 +143,6 @@ class Method(ABC):
 
     # ---------------------------------------------------- what it says about itself
 
-    #: Batches that are processed as one.
-    joined_batches: ClassVar[int] = 1
     #: Whether `lr_scale` says anything.
     scales_lr: ClassVar[bool] = False
 
@@ -156,7 +182,7 @@ class Method(ABC):
                     rules,
                     blueprint.options,
                     delay=crossed[i],
-                    hands_down_input=i > 0 and reverses(rules, i - 1, count, modules[i - 1]),
+                    hands_down_input=i > 0 and rules.activation.at(i - 1, count, modules[i - 1]).inverts,
                 ),
             )
             for i in range(count)
@@ -167,14 +193,96 @@ class Method(ABC):
         """Per stage, the most updates between the forward and the use of its weights in a gradient."""
         return [math.ceil(updates) for updates in self.staleness(stages)]
 
-    def feeds_every_rank(self) -> bool:
-        """Whether every rank is given the data by its own caller."""
-        return False
-
     @property
     def recomputes(self) -> bool:
         """Whether stages below the last run every forward twice."""
-        return self.rules().activations != "graph"
+        return self.rules().activation.runs_forward_twice
+
+    @property
+    def per_batch(self) -> int:
+        """Micro-batches per batch; 1 while it is undecided."""
+        return self.microbatches if self.microbatches != "auto" else 1
+
+    @property
+    def per_update(self) -> int:
+        """Micro-batches per update."""
+        return self.per_batch * self.accumulate
+
+    # ----------------------------------------------------- what it says about itself
+
+    @property
+    def gradient(self) -> GradientKind:
+        """Whose gradient a stage applies."""
+        return "exact" if self.schedule(1).flushes else "late"
+
+    @property
+    def inexact_at_rest(self) -> str | None:
+        """Why gradients differ from backpropagation's even while weights stand still; `None` if they do not."""
+        return None
+
+    @property
+    def inverts(self) -> bool:
+        """Whether reversible stages compute their input back from their output."""
+        return self.rules().activation.inverts
+
+    @property
+    def keeps(self) -> str:
+        """What stays of a batch between its forward and its backward, in words."""
+        return self.rules().activation.kept
+
+    def weight_copies(self, stages: int) -> int:
+        """Old, predicted or averaged weights beside the current ones, at the first stage.
+
+        >>> get("pipedream", microbatches=2).weight_copies(4)
+        2
+        """
+        gap = round(self.staleness(stages)[0] * self.per_update)
+        return self.rules().weight_copies(max(version_gaps(gap, self.per_update)))
+
+    def closed_form(self, stages: int) -> ClosedForm | str:
+        """The recursion that defines the method, or why there is none."""
+        return f"{self.name} has no delay"
+
+    # ------------------------------------------------------------ how it takes data
+
+    @property
+    def joined(self) -> int:
+        """Batches of the loader that are processed as one."""
+        return 1
+
+    def joining(self, batches: int) -> Method:
+        """The same method with `joined` set, where it joins batches at all."""
+        return self
+
+    @property
+    def reads_on_every_rank(self) -> bool:
+        """Whether every rank reads the data for itself, not the first one for all."""
+        return False
+
+    # -------------------------------------------------------------- what it measures
+
+    def probing(self, every: int) -> Method | None:
+        """The method with its own comparison with backpropagation switched on, every so many updates.
+
+        **Returns:** `None` if it has none of its own and the gradients of its stages can be compared as they are.
+        """
+        return None
+
+    def measurements(self, statistics: Sequence[Any], after: int = -1) -> list[dict[str, float]]:
+        """What it measured over the updates, for a run's metrics: a row per update after `after`, oldest first.
+
+        **Arguments:** `statistics`: of `Run.method_statistics`.
+
+        **Returns:** rows with the update as `"measured/update"`, and numbers named `"<place><stage>/<measure>"`.
+        """
+        return []
+
+    def summarise(self, statistics: Sequence[Any], data: float, step: float | None) -> dict[str, Any]:
+        """What it adds to the summary of a run; sentences for the user under `"remarks"`.
+
+        **Arguments:** `data`: seconds per batch to read it; `step`: measured seconds per batch, where known.
+        """
+        return {}
 
 
 @dataclass(frozen=True)
@@ -201,10 +309,55 @@ class Delayed(Method):
             if not 0.0 < value <= 1.0:
                 raise ConfigError(f"{self.name}: {name} must lie in (0, 1], got {value!r}")
 
-    def _rules(self, **settings: Any) -> Rules:
+    @property
+    def inexact_at_rest(self) -> str | None:
+        shrinks = "beta shrinks gradients on their way down, so they differ from backpropagation's on purpose"
+        return None if self.beta == 1.0 else shrinks
+
+    def closed_form(self, stages: int) -> ClosedForm | str:
+        schedule, rules = self.schedule(stages), self.rules()
+        factor, per_update = rules.gradient.border_factor, self.per_update
+        if schedule.flushes:
+            return f"{self.name} has no delay"
+        if not rules.update.averages:
+            return "gradients of several batches are added up here, and the recursion averages them"
+        if rules.activation.inverts:
+            return "reversible stages reconstruct their inputs, which is approximate by design"
+        if factor is None:
+            return "the recursion knows gradients that are multiplied by a constant at every border, no others"
+        if self.predict not in PREDICTIONS:
+            return f"the recursion has no predictor {self.predict!r}"
+        gaps, delays = self.gaps(stages), self.crossed(stages)
+        places = [StagePlace(stage, stages, delay) for stage, delay in enumerate(delays)]
+        return ClosedForm(
+            forward_version=lambda stage, micro: rules.forward.version(
+                max(0, micro - gaps[stage]) // per_update, micro // per_update
+            ),
+            per_update=per_update,
+            backward=rules.backward.taken_at,
+            mixed=rules.mixes,
+            delays=delays,
+            predict=str(self.predict),
+            scale=lambda stage, update: (
+                rules.update.scale(places[stage]) * rules.update.scale_at(places[stage], update)
+            ),
+            beta=factor,
+        )
+
+    def _rules(
+        self,
+        activation: Activation,
+        backward: BackwardWeights | None = None,
+        **others: ForwardWeights | Gradient | UpdateRule,
+    ) -> Rules:
+        """These rules; where `others` leaves them open, `forward`, `gradient` and `update` follow from the options."""
         chosen = predictor(self.predict)
-        predicting = None if isinstance(chosen, NoPrediction) else chosen
-        return Rules(predictor=predicting, step_decay=self.gamma, shrink=self.beta, **settings)
+        usual: dict[str, Any] = {
+            "forward": Newest() if isinstance(chosen, NoPrediction) else Predicted(chosen),
+            "gradient": FromAbove() if self.beta == 1.0 else Shrunk(self.beta),
+            "update": UpdateRule(decay=self.gamma),
+        }
+        return Rules(activation, backward=backward or Current(), **{**usual, **others})
 
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
         return auto_microbatches(max(self.gaps(stages)), batch_size)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import ConfigError
+from ..rules.activations import activation
 from ..rules.bundle import Rules
+from ..rules.weights import backward_weights
 from ..schedule import Schedule
 from .base import Delayed
 
@@ -34,10 +36,14 @@ class Compose(Delayed):
     name = "compose"
     summary = "any schedule with any rules"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules()
+
     def schedule(self, stages: int) -> Schedule:
         if self.order is None:
             raise ConfigError("Compose needs order=, a function from the number of stages to a schedule")
         return self.order(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations=self.activations, weights=self.weights)
+        return self._rules(activation(self.activations), backward_weights(self.weights))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..nn.chain import Block
+from ..rules.activations import Input
 from ..rules.bundle import Rules
 from ..rules.predict import Predictor
 from ..schedule import Schedule, ticked
 from .base import Delayed, register
 from .compensation import choose_compensation
+from .options import Whole
 
 __all__ = ["DSP", "DTR", "DTRP"]
 
@@ -29,7 +31,7 @@ class DSP(Delayed):
         return ticked(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())
 
 
 @register
@@ -48,7 +50,7 @@ class DTR(Delayed):
         return ticked(stages, backward_first=True)
 
     def rules(self) -> Rules:
-        return self._rules(activations="input")
+        return self._rules(Input())
 
 
 @register
@@ -66,23 +68,19 @@ class DTRP(DTR):
     """
 
     predict: str | Predictor = "geometric"
-    compensate: int | Literal["auto"] = 1
+    compensate: Whole | Literal["auto"] = 1
     compensate_lr: Literal["none", "linear", "sqrt"] = "none"
     compensate_warmup: int = 100
 
     name = "dtrp"
     summary = "dtr with predicted forward weights"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compensate != "auto" and (not isinstance(self.compensate, int) or self.compensate < 1):
-            raise ConfigError(f'dtrp: compensate must be "auto" or at least 1, got {self.compensate!r}')
-        if self.compensate_lr not in ("none", "linear", "sqrt"):
-            raise ConfigError(f"dtrp: compensate_lr must be none, linear or sqrt, got {self.compensate_lr!r}")
-
     @property
-    def joined_batches(self) -> int:  # type: ignore[override]
+    def joined(self) -> int:
         return 1 if self.compensate == "auto" else self.compensate
+
+    def joining(self, batches: int) -> DTRP:
+        return replace(self, compensate=batches)
 
     @property
     def scales_lr(self) -> bool:  # type: ignore[override]
@@ -98,7 +96,7 @@ class DTRP(DTR):
 
     def lr_scale(self, update: int) -> float:
         """Factor on the learning rate of the `update`-th update that batch compensation asks for."""
-        m = 1 if self.compensate == "auto" else self.compensate
+        m = self.joined
         if self.compensate_lr == "sqrt":
             return float(m**0.5)
         if self.compensate_lr == "linear":

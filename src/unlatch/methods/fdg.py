@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..rules.activations import Graph
 from ..rules.bundle import Rules
+from ..rules.weights import backward_weights
 from ..schedule import Schedule, ticked
 from .base import Delayed, register
 
@@ -33,7 +35,7 @@ class FDG(Delayed):
         return ticked(stages, backward_first=True)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights=self.weights)
+        return self._rules(Graph(), backward_weights(self.weights))
 
 
 @register
@@ -47,10 +49,11 @@ class ADL(FDG):
     average: bool = True
 
     name = "adl"
-    summary = "fdg with at least two parts per update"
+    summary = "fdg with at least two micro-batches per update"
 
     def rules(self) -> Rules:
-        return replace(super().rules(), average=self.average)
+        rules = super().rules()
+        return replace(rules, update=replace(rules.update, averages=self.average))
 
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
         return max(2, super().choose_microbatches(stages, batch_size))

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ConfigError
+from ..rules.activations import Input, Reverse
 from ..rules.bundle import Rules
+from ..rules.weights import backward_weights
 from ..schedule import Schedule, one_f_one_b_async, ticked
 from .base import Delayed, register
+from .options import Positive
 
 __all__ = ["PETRA", "buffer_settings"]
 
@@ -40,36 +43,22 @@ class PETRA(Delayed):
     order: Literal["ticked", "1f1b"] = "ticked"
     bn: Literal["forward", "backward"] = "backward"
     store: tuple[int, ...] = ()
-    tolerance: float = 0.5
+    tolerance: Positive = 0.5
 
     name = "petra"
     summary = "ticked, delay 2(K-k), reversible stages keep nothing"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choices = {
-            "inputs": ("reverse", "store"),
-            "weights": ("current", "stash", "average"),
-            "order": ("ticked", "1f1b"),
-            "bn": ("forward", "backward"),
-        }
-        for option, allowed in choices.items():
-            if getattr(self, option) not in allowed:
-                raise ConfigError(f"petra: {option} must be one of {', '.join(allowed)}, got {getattr(self, option)!r}")
-        if not isinstance(self.tolerance, int | float) or not self.tolerance > 0:
-            raise ConfigError(f"petra: tolerance must be a positive number, got {self.tolerance!r}")
         object.__setattr__(self, "store", _stage_numbers(self.store))
+        self.rules()
 
     def schedule(self, stages: int) -> Schedule:
         return ticked(stages) if self.order == "ticked" else one_f_one_b_async(stages)
 
     def rules(self) -> Rules:
-        return self._rules(
-            activations="reverse" if self.inputs == "reverse" else "input",
-            weights=self.weights,
-            statistics=self.bn,
-            store=self.store,
-        )
+        activation = Reverse(self.bn, self.store) if self.inputs == "reverse" else Input(self.bn)
+        return self._rules(activation, backward_weights(self.weights))
 
 
 def _stage_numbers(store: Any) -> tuple[int, ...]:

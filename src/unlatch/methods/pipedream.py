@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..rules.activations import Graph
 from ..rules.bundle import Rules
+from ..rules.weights import Lagging, Stash
 from ..schedule import Schedule, one_f_one_b_async
 from .base import Delayed, register
+from .pipedream_planner import PipeDreamPlanner
 
 __all__ = ["PipeDream", "PipeDream2BW"]
 
@@ -23,12 +26,13 @@ class PipeDream(Delayed):
 
     name = "pipedream"
     summary = "1F1B without flush, weights stashed"
+    planner = PipeDreamPlanner()
 
     def schedule(self, stages: int) -> Schedule:
         return one_f_one_b_async(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights="stash")
+        return self._rules(Graph(), Stash())
 
 
 @register
@@ -51,7 +55,7 @@ class PipeDream2BW(Delayed):
         return one_f_one_b_async(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights="stash", lag=1)
+        return self._rules(Graph(), Stash(), forward=Lagging())
 
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
         return stages

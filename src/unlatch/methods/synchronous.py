@@ -48,7 +48,7 @@ class GPipe(_Flushed):
     """All micro-batches forward, then all backward, then one update (Huang et al. 2019)."""
 
     name = "gpipe"
-    summary = "all parts forward, all backward, one update"
+    summary = "all micro-batches forward, all backward, one update"
 
     def schedule(self, stages: int) -> Schedule:
         return orders.GPipe(stages)
@@ -84,7 +84,7 @@ class ZBH2(_Flushed):
     """Zero bubble, handcrafted 2: no gaps once there are 2K-1 micro-batches, twice the activations."""
 
     name = "zb-h2"
-    summary = "no gaps from 2K-1 parts on, twice the activations"
+    summary = "no gaps from 2K-1 micro-batches on, twice the activations"
 
     def schedule(self, stages: int) -> Schedule:
         return orders.ZBH2(stages)

@@ -24,6 +24,7 @@ __all__ = [
     "as_module",
     "chain",
     "cut",
+    "name_in_model",
     "stage_of_blocks",
     "stage_starts",
     "state_names",
@@ -280,3 +281,16 @@ class StageChain(nn.Module):
 
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def name_in_model(part: nn.Module, name: str) -> str:
+    """What a parameter of a part is called in the whole model, as far as its blocks go by their names there.
+
+    >>> stage = StageChain(chain(nn.Sequential(nn.Tanh(), nn.Linear(2, 2)))[1:])
+    >>> [name_in_model(stage, name) for name, _ in stage.named_parameters()]
+    ['1.weight', '1.bias']
+    """
+    if not isinstance(part, StageChain):
+        return name
+    _, number, rest = name.split(".", 2)
+    return f"{part.names[int(number)]}.{rest}"

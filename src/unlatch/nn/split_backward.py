@@ -26,11 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from ..errors import CheckpointMismatch
 
 __all__ = ["Pending", "input_gradients"]
 
@@ -210,6 +212,23 @@ class Pending:
     def take(self, byproducts: Iterable[tuple[GradientEdge, Tensor | None]]) -> None:
         """Keep gradients that are computed already and wait to be added."""
         self._flows += [(edge, grad) for edge, grad in byproducts if grad is not None]
+
+    def state(self) -> dict[str, Any]:
+        """The gradients that wait, to be given to the second half of an equal graph."""
+        return {"noted": [list(grads) for _, grads in self._noted], "flows": [grad for _, grad in self._flows]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over the gradients that another second half of an equal graph returned from `state`."""
+        noted, flows = state["noted"], state["flows"]
+        shapes = [[getattr(g, "shape", None) for g in grads] for grads in noted]
+        own = [[getattr(g, "shape", None) for g in grads] for _, grads in self._noted]
+        if shapes != own or len(flows) != len(self._flows):
+            raise CheckpointMismatch(
+                f"second half of a backward: expected gradients of shapes {own} and {len(self._flows)} more, got "
+                f"{shapes} and {len(flows)} more: the state was saved from another graph"
+            )
+        self._noted = [(node, tuple(grads)) for (node, _), grads in zip(self._noted, noted, strict=True)]
+        self._flows = [(edge, grad) for (edge, _), grad in zip(self._flows, flows, strict=True)]
 
     def weight_gradients(self) -> None:
         """Accumulate the gradients of the parameters into their `.grad`."""

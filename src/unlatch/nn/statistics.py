@@ -21,6 +21,9 @@ class frozen_statistics:  # noqa: N801 - used like a function
 
     State that a module keeps outside of its buffers (plain attributes) is not covered.
 
+    **Arguments:** `tracking`: let batch norm go on tracking, in throw-away copies as well, so that autograd saves just
+    what it would outside.
+
     >>> import torch
     >>> norm = nn.BatchNorm1d(3)
     >>> frozen = frozen_statistics(norm)
@@ -32,11 +35,11 @@ class frozen_statistics:  # noqa: N801 - used like a function
 
     __slots__ = ("_depth", "_norms", "_owners", "_saved")
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, tracking: bool = False) -> None:
         self._norms: list[nn.Module] = []
         self._owners: list[nn.Module] = []
         for part in module.modules():
-            if _obeys_flag(part):
+            if _obeys_flag(part) and not tracking:
                 if part.track_running_stats:
                     self._norms.append(part)
             elif any(buffer is not None for buffer in part._buffers.values()):

@@ -14,7 +14,18 @@ from torch import Tensor
 
 from ..errors import ShapeMismatch
 
-__all__ = ["Structure", "Tree", "batch_size", "flatten", "map_tensors", "split_batch", "tree_bytes", "unflatten"]
+__all__ = [
+    "Structure",
+    "Tree",
+    "batch_size",
+    "copied",
+    "flatten",
+    "leaves",
+    "map_tensors",
+    "split_batch",
+    "tree_bytes",
+    "unflatten",
+]
 
 Tree: TypeAlias = Any
 Structure: TypeAlias = str | list[Any]
@@ -103,6 +114,49 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return unflatten(structure, [function(tensor) for tensor in tensors])
 
 
+def leaves(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree, left to right, without its structure.
+
+    >>> import torch
+    >>> len(leaves({"a": torch.zeros(2), "b": (torch.ones(3), None)}))
+    2
+    """
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Tree, found: list[Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif isinstance(tree, tuple | list):
+        for child in tree:
+            _collect(child, found)
+    elif isinstance(tree, dict):
+        for child in tree.values():
+            _collect(child, found)
+
+
+def copied(tree: Tree) -> Tree:
+    """The same with a detached copy of every tensor; tensors that were the same part of one memory still are.
+
+    >>> import torch
+    >>> x = torch.zeros(2)
+    >>> one, other = copied((x, x))
+    >>> one is x, one is other
+    (False, True)
+    """
+    known: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(t: Tensor) -> Tensor:
+        key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
+        if t.numel() == 0 or key not in known:
+            known[key] = t.detach().clone()
+        return known[key]
+
+    return map_tensors(copy, tree)
+
+
 def tree_bytes(tree: Tree) -> int:
     """Bytes of all elements: what sending the tree costs.
 
@@ -110,7 +164,7 @@ def tree_bytes(tree: Tree) -> int:
     >>> tree_bytes([torch.zeros(2, 3), torch.zeros(4, dtype=torch.bool)])
     28
     """
-    return sum(tensor.numel() * tensor.element_size() for tensor in flatten(tree)[0])
+    return sum(tensor.nbytes for tensor in leaves(tree))
 
 
 def batch_size(tree: Tree) -> int:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from ..errors import PlanError
 from ..nn.chain import Block
 from ..nn.chain_check import ties
+from ..nn.linear_map import LinearMap, linear_map
 from .layer_costs import LayerCost
 from .profile import BlockCost
 
-__all__ = ["group_blocks", "group_costs", "grouped_profile", "parameter_costs"]
+__all__ = ["group_blocks", "group_costs", "grouped_profile", "linear_of", "parameter_costs"]
 
 Span = tuple[int, int]
 
@@ -90,3 +91,8 @@ def parameter_costs(blocks: Sequence[Block], spans: Sequence[Span]) -> list[Laye
         count = 1 + sum(params.values())
         layers.append(LayerCost(blocks[start].name, count, count, count, weight_bytes=4 * count))
     return layers
+
+
+def linear_of(blocks: Sequence[Block], span: Span, precision: str) -> LinearMap | None:
+    """The linear map that a layer is; none under autocast, where autograd has to keep track of dtypes."""
+    return linear_map([block.module for block in blocks[span[0] : span[1]]]) if precision == "fp32" else None

@@ -12,11 +12,12 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
-from .borders import Borders, border_figure
 from .comparison import Row, comparison_table
-from .figures import costs, curves, timeline
+from .figures import costs, curves
+from .measures import measures_figure
 from .record import Record
 from .table import Table
+from .timeline import draw_timelines
 
 __all__ = ["Picture", "comparison_pictures", "render", "write_comparison"]
 
@@ -65,9 +66,9 @@ def render(
 
 
 def comparison_pictures(groups: Mapping[str, Sequence[Record]], rows: Sequence[Row]) -> list[Picture]:
-    """The figures of a comparison; borders only where there are any."""
+    """The figures of a comparison; measures of methods only where there are any."""
     first = {label: records[0].events for label, records in groups.items()}
-    borders = {label: records[0].borders for label, records in groups.items() if records[0].borders}
+    measured = {label: records[0] for label, records in groups.items() if records[0].measures}
     return [
         Picture.of(
             "curves",
@@ -79,7 +80,7 @@ def comparison_pictures(groups: Mapping[str, Sequence[Record]], rows: Sequence[R
             "timeline",
             "The first steps",
             "What each stage did when, measured. White is idle: waiting for another stage or for data.",
-            timeline(first),
+            draw_timelines(first),
         ),
         Picture.of(
             "costs",
@@ -87,17 +88,18 @@ def comparison_pictures(groups: Mapping[str, Sequence[Record]], rows: Sequence[R
             "Speed is the median over epochs, the first left out. Memory counts activations, kept inputs and graphs.",
             costs(rows),
         ),
-        *([_borders(borders)] if borders else []),
+        *([_measures(measured)] if measured else []),
     ]
 
 
-def _borders(groups: Mapping[str, Borders]) -> Picture:
+def _measures(records: Mapping[str, Record]) -> Picture:
+    words = {name: text for record in records.values() for name, text in record.summary.get("measures", {}).items()}
+    explained = "".join(f" {name}: {text}." for name, text in words.items())
     return Picture.of(
-        "borders",
-        "At the borders",
-        "How far predicted inputs (lam) and arriving states (x) are apart, how far the gradient on the input (p) is "
-        "from the seed of the stage below (g), multipliers, and the loss of the AuxNets; the first run of each kind.",
-        border_figure(groups),
+        "measures",
+        "What the methods measure",
+        f"Measurements of the methods themselves, the first run of each kind.{explained}",
+        measures_figure({label: record.measures for label, record in records.items()}),
     )
 
 

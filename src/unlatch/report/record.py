@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..io import metrics
 from ..runtime.events import Event
-from .borders import Borders, borders_of
+from .measures import Measures, measures_of
 
 __all__ = ["Record", "read_run"]
 
@@ -29,7 +29,7 @@ class Record:
     - `summary`: the last word on everything, as `summary.json` has it.
     - `losses`: training loss by step.
     - `epochs`: the numbers logged at the end of each epoch, by metric name.
-    - `borders`: what was measured at borders between stages, where a method does.
+    - `measures`: what the method measured of itself over the updates, if anything.
     - `events`: the first actions of all stages; times in seconds since the first.
     """
 
@@ -37,7 +37,7 @@ class Record:
     summary: Mapping[str, Any]
     losses: tuple[tuple[int, float], ...] = ()
     epochs: tuple[Mapping[str, Any], ...] = ()
-    borders: Borders = field(default_factory=dict)
+    measures: Measures = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     versions: Mapping[str, Any] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ def read_run(folder: str | Path) -> Record:
         summary=_json(file),
         losses=tuple((row["step"], row["train/loss"]) for row in rows if "train/loss" in row),
         epochs=tuple(row for row in rows if "epoch/number" in row),
-        borders=borders_of(rows),
+        measures=measures_of(rows),
         events=tuple(islice(_events(folder / "events.jsonl"), _FEW)),
         versions=_json(folder / "versions.json") if (folder / "versions.json").is_file() else {},
     )

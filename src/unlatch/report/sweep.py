@@ -28,7 +28,7 @@ class SweepRow:
     """One method on one number of devices."""
 
     method: str
-    processors: int
+    devices: int
     stages: int
     microbatches: int
     time_per_batch: float
@@ -69,7 +69,7 @@ def parse_counts(text: str) -> list[int]:
 
 def sweep(
     costs: Sequence[LayerCost],
-    processors: Iterable[int],
+    devices: Iterable[int],
     methods: Iterable[str | Method],
     *,
     batches: int | None = None,
@@ -79,14 +79,14 @@ def sweep(
 ) -> list[SweepRow]:
     """Simulate every method on every number of devices.
 
-    **Arguments:** `processors`: numbers of devices; all others as in `simulate_method`.
+    **Arguments:** `devices`: numbers of them; all others as in `simulate_method`.
 
     >>> layers = [LayerCost(name, 1, 1, 1) for name in "abcd"]
     >>> [round(row.speedup, 2) for row in sweep(layers, [2, 4], ["pipedream"])]
     [1.83, 3.67]
     """
     rows = []
-    counts = list(processors)
+    counts = list(devices)
     for method in methods:
         for count in counts:
             run = simulate_method(
@@ -123,13 +123,13 @@ def draw_sweep(rows: Sequence[SweepRow], *, title: str = "") -> Figure:
     """Speed-up (with the line that nothing can exceed) and utilisation over the number of devices."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    counts = sorted({row.processors for row in rows})
+    counts = sorted({row.devices for row in rows})
     left.plot(counts, counts, color="#999999", linewidth=1, linestyle=":", label="ideal")
     # Curves that lie on each other stay visible by their markers.
     styles = zip(cycle(_LINES), cycle("os^vDx"))
     for method, (colour, marker) in zip(dict.fromkeys(row.method for row in rows), styles, strict=False):
-        mine = sorted((row for row in rows if row.method == method), key=lambda row: row.processors)
-        x = [row.processors for row in mine]
+        mine = sorted((row for row in rows if row.method == method), key=lambda row: row.devices)
+        x = [row.devices for row in mine]
         look = {"color": colour, "marker": marker, "markersize": 5, "markerfacecolor": "none", "label": method}
         left.plot(x, [row.speedup for row in mine], **look)
         right.plot(x, [100 * row.utilisation for row in mine], **look)

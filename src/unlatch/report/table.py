@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Table", "bytes_text", "number_text", "percent_text"]
+__all__ = ["Table", "bytes_text", "number_text"]
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,6 @@ def number_text(value: Any, form: str = ",.0f") -> str:
     ('1,234', '-')
     """
     return "-" if value is None else format(value, form)
-
-
-def percent_text(value: Any, form: str = ".1%") -> str:
-    """A share of one as a percentage.
-
-    >>> percent_text(0.123)
-    '12.3%'
-    """
-    return number_text(value, form)
 
 
 def bytes_text(count: float) -> str:

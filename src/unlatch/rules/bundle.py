@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
-from .predict import Predictor
+from ..errors import ConfigError
+from .activations import Activation, Graph
+from .gradients import FromAbove, Gradient
+from .updates import UpdateRule
+from .weights import BackwardWeights, Current, ForwardWeights, Newest
 
 __all__ = ["Rules"]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a stage behaves, whatever the schedule.
+    """How a stage behaves, whatever the schedule. Each part is an object that does its work and answers for it.
 
     **Arguments:**
 
-    - `activations`: `"graph"` keeps the autograd graph from forward to backward; `"input"` keeps only the stage's input
-      and computes the graph again; `"reverse"` keeps nothing where all blocks of a stage are reversible (the input is
-      computed from the output, which comes with the gradient) and the input elsewhere. The last stage keeps its graph.
-    - `weights`: what a backward sees: `"current"` weights, a `"stash"` of those of the forward, `"average"` (a
-      reconstruction of those from a moving average of updates), or `"latest"` (a kept graph with newest weights).
-    - `statistics`: the pass in which batch norm counts a batch, where a stage runs it twice.
-    - `store`: stages that keep their input although they are reversible.
-    - `lag`: run each forward at the weights `lag` versions before the one its gradient will meet (0: newest weights).
-    - `predictor`: run each forward at weights predicted for the time of its backward.
-    - `shrink`: factor on every cotangent received from above.
-    - `step_decay`: learning rate of stage k of K is multiplied by `step_decay ** (K - k)`.
-    - `average`: whether gradients accumulated over several batches are averaged (else summed).
+    - `activation`: what is kept from forward to backward: `Graph`, `Input` or `Reverse`.
+    - `forward`: the weights that forwards see: `Newest`, `Lagging` or `Predicted`.
+    - `backward`: the weights that backwards see: `Current`, `Stash`, `Latest` or `Average`.
+    - `gradient`: what becomes of gradients: `FromAbove`, `Shrunk`.
+    - `update`: how they are applied.
+
+    >>> Rules().weight_copies(late=3)
+    0
     """
 
-    activations: Literal["graph", "input", "reverse"] = "graph"
-    weights: Literal["current", "stash", "latest", "average"] = "current"
-    statistics: Literal["forward", "backward"] = "backward"
-    store: tuple[int, ...] = ()
-    lag: int = 0
-    predictor: Predictor | None = None
-    shrink: float = 1.0
-    step_decay: float = 1.0
-    average: bool = True
+    activation: Activation = field(default_factory=Graph)
+    forward: ForwardWeights = field(default_factory=Newest)
+    backward: BackwardWeights = field(default_factory=Current)
+    gradient: Gradient = field(default_factory=FromAbove)
+    update: UpdateRule = field(default_factory=UpdateRule)
+
+    def __post_init__(self) -> None:
+        if self.forward.foretells and self.backward.taken_at == "average":
+            raise ConfigError(
+                f"{self.forward.name} forward weights do not go with backward weights {self.backward.name!r}: these "
+                "reconstruct the weights of the past, but the forward ran at weights expected for the time of the "
+                "backward. Take 'stash' (exactly those), 'latest' or 'current' (what they were expected to be)"
+            )
+        in_graph = self.forward.differs if self.activation.keeps_graph else self.forward.differs_at_last
+        if in_graph and isinstance(self.backward, Current):
+            raise ConfigError(
+                f"{self.forward.name} forward weights do not go with backward weights {self.backward.name!r} in a kept "
+                "graph: it would meet other weights than its forward did. Take 'stash' or 'latest'"
+            )
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a backward combines activations of its forward with other weights than those of its forward."""
+        return self.activation.keeps_graph and self.backward.taken_at != "forward"
+
+    def weight_copies(self, late: int) -> int:
+        """Tensors of the size of the weights besides these, where up to `late` updates come before a backward."""
+        if late == 0:
+            return 0
+        return self.backward.copies(self.forward.crossed(late)) + self.forward.copies + self.gradient.copies

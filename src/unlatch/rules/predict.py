@@ -16,26 +16,29 @@ once more than the buffer does; extending that whole step gives the larger stabi
 `unlatch.schedule.stability`) and costs one more copy of the weights. For Adam and AdamW both mean coasting: moments
 fade, bias correction and decoupled decay go on. Weight decay that an optimizer adds to the gradient counts as gradient.
 
-A predictor works from the current weights and never writes to them.
+A predictor works from the current weights and never writes to them. What it must know of the last update beyond the
+optimizer's own state is kept by a `History`. How far it goes is up to a `Regulator` R(s) = alpha * rho(s), which takes
+the place of the raw number of steps s: far predictions overshoot, because the weights will have turned meanwhile; a
+regulator that saturates holds them back.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from ..errors import ConfigError
+from ..errors import CheckpointMismatch, ConfigError
+from ..schedule.stability import geometric_factor
 from . import closed_forms as forms
 from .closed_forms import Bucket, require_closed_form
-from .history import History
-from .regulator import Regulator
 
 __all__ = [
     "ConstantGradient",
@@ -46,8 +49,154 @@ __all__ = [
     "NoPrediction",
     "Predictor",
     "Regulator",
+    "Rho",
     "predictor",
 ]
+
+Rho = Literal["steps", "geometric", "capped", "power"]
+
+
+@dataclass(frozen=True)
+class Regulator:
+    """R(s) = alpha * rho(s), with R(0) = 0.
+
+    **Arguments:**
+
+    - `alpha`: factor on every displacement.
+    - `rho`: `"steps"` s; `"geometric"` mu + mu^2 + ... + mu^s with the optimizer's momentum mu; `"capped"` min(s, cap);
+      `"power"` s^power.
+    - `cap`: the largest step count, for `"capped"` only.
+    - `power`: the exponent, for `"power"` only.
+
+    >>> Regulator(alpha=0.5)(4), Regulator(rho="capped", cap=3)(5), Regulator(rho="power", power=0.5)(9)
+    (2.0, 3.0, 3.0)
+    >>> round(Regulator(rho="geometric")(3, momentum=0.9), 3)
+    2.439
+    """
+
+    alpha: float = 1.0
+    rho: Rho = "steps"
+    cap: float | None = None
+    power: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rho not in get_args(Rho):
+            raise ConfigError(f"unknown delay regulator rho={self.rho!r}: expected one of {', '.join(get_args(Rho))}")
+        if not (math.isfinite(self.alpha) and self.alpha >= 0):
+            raise ConfigError(f"delay regulator alpha={self.alpha}: expected a finite number >= 0")
+        for name, rho in (("cap", "capped"), ("power", "power")):
+            value = getattr(self, name)
+            if (value is not None) != (self.rho == rho):
+                raise ConfigError(
+                    f"delay regulator rho={self.rho!r}, {name}={value}: {name} goes with rho={rho!r} and only there"
+                )
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"delay regulator {name}={value}: expected a finite number > 0")
+
+    def __call__(self, steps: int, momentum: float = 0.0) -> float:
+        """The effective number of steps; `momentum` matters to `"geometric"` alone."""
+        if steps <= 0:
+            return 0.0
+        if self.rho == "geometric":
+            return self.alpha * geometric_factor(momentum, steps)
+        if self.cap is not None:
+            return self.alpha * min(float(steps), self.cap)
+        return self.alpha * math.pow(steps, 1.0 if self.power is None else self.power)
+
+
+_KINDS = frozenset({"update", "gradient"})
+
+
+class History:
+    """The last applied update and the last gradient, each kept only if asked for, in buffers that are reused.
+
+    Call `before_step` just before `optimizer.step()`, with the gradients in their final form, and `after_step` just
+    after it, before they are cleared.
+
+    **Arguments:**
+
+    - `params`: the parameters of the stage, always in this order.
+    - `needs`: of `"update"` (the decrease `W_{n-1} - W_n`) and `"gradient"`.
+
+    >>> w = torch.nn.Parameter(torch.ones(2))
+    >>> history = History([w], {"update"})
+    >>> history.before_step([w])
+    >>> w.data -= 0.25
+    >>> history.after_step([w])
+    >>> history.update
+    [tensor([0.2500, 0.2500])]
+    """
+
+    def __init__(self, params: Sequence[Tensor], needs: Iterable[str] = ()) -> None:
+        self.needs = frozenset(needs)
+        if not self.needs <= _KINDS:
+            raise ConfigError(f"a history cannot keep {sorted(self.needs - _KINDS)}: expected some of {sorted(_KINDS)}")
+        self._count = len(params)
+        self._update: list[Tensor] = []
+        self._gradient: list[Tensor] = []
+        self._moved = [False] * self._count
+        self._complete = False
+
+    @property
+    def update(self) -> list[Tensor] | None:
+        """The last applied decrease of each parameter; None before the first update."""
+        return self._update if self._complete and "update" in self.needs else None
+
+    @property
+    def gradient(self) -> list[Tensor | None] | None:
+        """The gradient of the last update, None for parameters that had none; None before the first update."""
+        if not (self._complete and "gradient" in self.needs):
+            return None
+        return [g if moved else None for g, moved in zip(self._gradient, self._moved, strict=True)]
+
+    @torch.no_grad()
+    def before_step(self, params: Sequence[Tensor]) -> None:
+        """Record weights and gradients as they enter the update."""
+        self._complete = False
+        if "update" in self.needs and params:
+            self._update = self._update or _empty_like(params)
+            torch._foreach_copy_(self._update, list(params))
+        if "gradient" in self.needs:
+            self._gradient = self._gradient or _empty_like(params)
+            pairs = [(b, p.grad) for b, p in zip(self._gradient, params, strict=True) if p.grad is not None]
+            self._moved = [p.grad is not None for p in params]
+            if pairs:
+                torch._foreach_copy_([b for b, _ in pairs], [g for _, g in pairs])
+
+    @torch.no_grad()
+    def after_step(self, params: Sequence[Tensor]) -> None:
+        """Turn the recorded weights into the update that was applied."""
+        if "update" in self.needs and params:
+            torch._foreach_sub_(self._update, list(params))
+        self._complete = True
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """What an exact resume must restore; empty before the first update and where nothing is kept."""
+        if not self._complete:
+            return {}
+        kept = {"update": self._update, "gradient": self._gradient}
+        state = {kind: [t.clone() for t in kept[kind]] for kind in sorted(self.needs)}
+        if "gradient" in state:
+            state["moved"] = [torch.tensor(moved) for moved in self._moved]
+        return state
+
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        """Take over what another history's `state_dict` returned."""
+        for kind in self.needs if state else ():
+            if len(state.get(kind, ())) != self._count:
+                raise CheckpointMismatch(
+                    f"history of the last {kind}: expected {self._count} tensors, got {len(state.get(kind, ()))}; "
+                    "the checkpoint was written with another split or predictor, resume without loop state"
+                )
+        self._update = [t.clone() for t in state.get("update", ())]
+        self._gradient = [t.clone() for t in state.get("gradient", ())]
+        self._moved = [bool(t) for t in state.get("moved", [torch.tensor(False)] * self._count)]
+        self._complete = bool(state)
+
+
+def _empty_like(params: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(p, requires_grad=False) for p in params]
+
 
 _NOTHING: frozenset[str] = frozenset()
 _UPDATE = frozenset({"update"})

@@ -1,29 +1,59 @@
-"""Which weights the products of a delayed backward see: the ones of its forward, or the newest.
+"""Which weights a pass sees.
 
-A graph that is kept over an optimizer step would meet changed weights. Torch forbids it (in-place version check), and
-cloning all weights for every forward would waste memory. Instead the weights that autograd saves are handed out through
-saved-tensor hooks:
+Forwards see the newest weights, older ones (`Lagging`), or those predicted for the time of their backward
+(`Predicted`).
 
-- `stash`: the graph holds the storage its forward used. An update that happens meanwhile first moves the parameter to
-  fresh storage (`release`), and only if such a graph exists; otherwise nothing is ever copied.
-- `latest`: the graph holds no weights; at backward it is given the newest ones.
-- `average`: likewise, but it is given a reconstruction of the old ones.
+Backwards are harder. A graph that is kept over an optimizer step would meet changed weights. Torch forbids it (in-place
+version check), and cloning all weights for every forward would waste memory. Instead the weights that autograd saves
+are handed out through saved-tensor hooks:
 
-All other saved tensors go through untouched and keep torch's check against in-place changes.
+- `Current`: torch's own behaviour, for graphs that meet no update, or that are built anew for their backward.
+- `Stash`: the graph holds the storage its forward used. An update that happens meanwhile first moves the parameter to
+  fresh storage, and only if such a graph exists; otherwise nothing is ever copied.
+- `Latest`: the graph holds no weights; at backward it is given the newest ones.
+- `Average`: likewise, but it is given a reconstruction of the old ones.
+
+All other saved tensors go through untouched and keep torch's check against in-place changes. Where no graph is kept,
+the parameters show the wanted weights for the duration of the backward.
+
+A rule is a small frozen object, the same for all stages; `at` makes a *view* of it for one stage, which may remember.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+from weakref import ref
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
 
-from ..errors import StageFailed
+from ..errors import ConfigError, StageFailed
+from .average import UpdateAverage
+from .kept import Kept, MicroBatch, Saved
+from .predict import History, Predictor
+from .updates import StagePlace
 
-__all__ = ["GivenWeights", "LatestWeights", "StashedWeights", "WeightRule", "weight_rule", "weights_at"]
+__all__ = [
+    "Average",
+    "BackwardView",
+    "BackwardWeights",
+    "Current",
+    "ForwardView",
+    "ForwardWeights",
+    "Lagging",
+    "Latest",
+    "Newest",
+    "Predicted",
+    "Stash",
+    "backward_weights",
+    "move_to_fresh_storage",
+    "weights_at",
+]
 
 Meter = Callable[[Tensor], None]
 
@@ -52,124 +82,447 @@ def weights_at(params: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[N
             p.data = value
 
 
-class WeightRule:
-    """Hooks around a forward whose graph outlives an update. This base keeps torch's own behaviour."""
+def move_to_fresh_storage(params: Sequence[Tensor]) -> None:
+    """Make parameters safe to update in place although somebody still needs their values as they are."""
+    for p in params:
+        p.data = p.data.clone()
+
+
+class View:
+    """What views of both passes have in common: they are told of updates, and may remember."""
+
+    #: Whether somebody may hold the storage of the weights over an update, which must then write elsewhere.
+    holds_storage: ClassVar[bool] = False
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = list(params)
 
-    @contextmanager
-    def recording(self, meter: Meter | None = None) -> Iterator[None]:
-        """Run a forward whose graph will be used later; `meter` is shown every tensor that autograd saves."""
-        if meter is None:
-            yield
-            return
+    def before_update(self) -> None:
+        """The optimizer is about to step, with the gradients in their final form."""
 
-        def pack(t: Tensor) -> _Saved:
-            meter(t)
-            return _Saved(t)
+    def after_update(self) -> None:
+        """It has; the gradients are still there."""
 
-        with saved_tensors_hooks(pack, _Saved.get):
-            yield
+    def forget(self) -> None:
+        """Drop what is known of earlier weights, so that a continued and a resumed run go on alike."""
 
-    def release(self) -> None:
-        """Make the parameters safe to update in place although a recorded graph is still to be used."""
+    def state(self) -> dict[str, Any]:
+        """All it remembers."""
+        return {}
 
-
-class _Saved:
-    """A saved tensor that is not a weight, with the version torch would have checked."""
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.version = tensor._version
-
-    def get(self) -> Tensor:
-        if self.tensor._version != self.version:
-            raise StageFailed(
-                f"a tensor of shape {tuple(self.tensor.shape)} needed for the backward was modified in place after the "
-                "forward saved it; use the out-of-place form of the operation that changes it"
-            )
-        return self.tensor
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
 
 
-class StashedWeights(WeightRule):
-    """Backward products use exactly the weights of the forward."""
+# --------------------------------------------------------------------- forward
 
-    @contextmanager
-    def recording(self, meter: Meter | None = None) -> Iterator[None]:
+
+class ForwardView(View):
+    """What the forwards of one stage see. This base: the newest weights."""
+
+    def values(
+        self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
+    ) -> tuple[list[Tensor] | None, int]:
+        """The weights for the forward of a micro-batch.
+
+        **Arguments:**
+
+        - `version`: updates made so far.
+        - `lr_factor`: what multiplies the optimizer's learning rate at the next update.
+        - `lasting`: whether somebody goes on holding the values after the forward.
+
+        **Returns:** them (`None` for the parameters as they are) and the version that they are of, or start from.
+        """
+        return None, version
+
+
+@dataclass(frozen=True)
+class ForwardWeights:
+    """The rule behind a `ForwardView`."""
+
+    #: Copies of the weights that it takes besides those that somebody stashes.
+    copies: ClassVar[int] = 0
+    #: Its name in messages.
+    name: ClassVar[str] = ""
+    #: Whether forwards may see anything but the parameters as they are.
+    differs: ClassVar[bool] = True
+    #: Whether also at the last stage, whose backward follows at once.
+    differs_at_last: ClassVar[bool] = False
+    #: Whether that is a guess at weights to come.
+    foretells: ClassVar[bool] = False
+
+    def at(self, params: Sequence[Tensor], optimizer: Optimizer | None, place: StagePlace) -> ForwardView:
+        """The view of one stage."""
+        return ForwardView(params)
+
+    def version(self, newest: int, applied: int) -> int:
+        """Updates that a forward's weights have seen, if `newest` is the last update then, and `applied` the one that
+        its gradient is applied to."""
+        return newest
+
+    def crossed(self, late: int) -> int:
+        """Versions between a forward's and that of its update, where the schedule crosses up to `late`."""
+        return late
+
+
+@dataclass(frozen=True)
+class Newest(ForwardWeights):
+    """The weights as they are."""
+
+    name: ClassVar[str] = "newest"
+    differs: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Lagging(ForwardWeights):
+    """The weights `updates` versions before the one that the gradient will meet (PipeDream-2BW); one at most."""
+
+    name: ClassVar[str] = "lagging"
+    differs_at_last: ClassVar[bool] = True
+    updates: int = 1
+
+    def __post_init__(self) -> None:
+        if self.updates != 1:
+            raise ConfigError(f"lagging forward weights: one version is remembered, so updates=1, got {self.updates!r}")
+
+    def at(self, params: Sequence[Tensor], optimizer: Optimizer | None, place: StagePlace) -> ForwardView:
+        # A single stage waits for nobody, so it has no reason to be behind.
+        return _LaggingView(params, self.updates) if place.count > 1 else ForwardView(params)
+
+    def version(self, newest: int, applied: int) -> int:
+        return max(0, applied - self.updates)
+
+    def crossed(self, late: int) -> int:
+        return min(late, self.updates)
+
+
+class _LaggingView(ForwardView):
+    holds_storage = True
+
+    def __init__(self, params: Sequence[Tensor], updates: int) -> None:
+        super().__init__(params)
+        self._updates = updates
+        self._previous: list[Tensor] = []
+
+    def values(
+        self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
+    ) -> tuple[list[Tensor] | None, int]:
+        if micro.update - version < self._updates and self._previous:
+            return self._previous, version - 1
+        return None, version
+
+    def before_update(self) -> None:
+        self._previous = [p.data for p in self.params]
+
+    def forget(self) -> None:
+        self._previous = []
+
+    def state(self) -> dict[str, Any]:
+        return {"previous": self._previous}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._previous = state["previous"]
+
+
+@dataclass(frozen=True)
+class Predicted(ForwardWeights):
+    """The weights that `predictor` expects at the time of the backward."""
+
+    copies: ClassVar[int] = 1
+    name: ClassVar[str] = "predicted"
+    foretells: ClassVar[bool] = True
+    predictor: Predictor
+
+    def at(self, params: Sequence[Tensor], optimizer: Optimizer | None, place: StagePlace) -> ForwardView:
+        return ForwardView(params) if optimizer is None else PredictedView(params, optimizer, self.predictor)
+
+
+class PredictedView(ForwardView):
+    """Predicts anew for every forward that has updates ahead of it."""
+
+    def __init__(self, params: Sequence[Tensor], optimizer: Optimizer, predictor: Predictor) -> None:
+        super().__init__(params)
+        self._optimizer = optimizer
+        self._predictor = predictor
+        self._buffers: list[Tensor] | None = None
+        self.forget()
+
+    def values(
+        self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
+    ) -> tuple[list[Tensor] | None, int]:
+        steps = micro.update - version
+        return (self._predict(steps, lr_factor, lasting) if steps > 0 else None), version
+
+    def _predict(self, steps: int, lr_factor: float, lasting: bool) -> list[Tensor]:
+        out = None if lasting else self._buffers
+        found = self._predictor.predict(self.params, self._optimizer, steps, self._history, out=out, lr_scale=lr_factor)
+        if not lasting:
+            self._buffers = found
+        return found
+
+    def before_update(self) -> None:
+        self._history.before_step(self.params)
+
+    def after_update(self) -> None:
+        self._history.after_step(self.params)
+
+    def forget(self) -> None:
+        self._history: History = self._predictor.history(self.params, self._optimizer)
+
+    def state(self) -> dict[str, Any]:
+        return self._history.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._history.load_state_dict(state)
+
+
+# -------------------------------------------------------------------- backward
+
+
+class BackwardView(View):
+    """What the backwards of one stage see. This base: the parameters as they are, under torch's own checks."""
+
+    def note(self, kept: Kept) -> None:
+        """A forward begins; the parameters show the weights that it will see."""
+
+    def recording(
+        self, kept: Kept, meter: Meter | None = None, replay: Sequence[Tensor | None] = ()
+    ) -> AbstractContextManager[None]:
+        """Run a forward whose graph will be used later.
+
+        **Arguments:**
+
+        - `meter`: is shown every tensor that autograd saves.
+        - `replay`: what to save instead, in the order of saving, where a graph is made again.
+        """
+        return _hooked(_metered(meter), _checked) if meter is not None else _untouched()
+
+    def weights(self, kept: Kept, version: int, *, lasting: bool = False) -> list[Tensor]:
+        """The weights for the backward of what was kept, after `version` updates.
+
+        **Arguments:** `lasting`: whether they must stay as they are beyond the next call.
+        """
+        return [p.data for p in self.params]
+
+    def shown(self, kept: Kept, version: int) -> list[Tensor] | None:
+        """Get ready for a backward. **Returns:** what the parameters must show meanwhile; `None`: what they do show."""
+        return None
+
+
+@contextmanager
+def _untouched() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _hooked(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _metered(meter: Meter) -> Callable[[Tensor], Saved]:
+    def pack(t: Tensor) -> Saved:
+        meter(t)
+        return Saved(t)
+
+    return pack
+
+
+def _checked(found: Saved) -> Tensor:
+    if found.tensor._version != found.version:
+        raise StageFailed(
+            f"a tensor of shape {tuple(found.tensor.shape)} needed for the backward was modified in place after the "
+            "forward saved it; use the out-of-place form of the operation that changes it"
+        )
+    return found.tensor
+
+
+@dataclass(frozen=True)
+class BackwardWeights(ABC):
+    """The rule behind a `BackwardView`."""
+
+    #: Its name in options and messages.
+    name: ClassVar[str]
+    #: What the gradient is taken at, in the words of `unlatch.reference.recursion`.
+    taken_at: ClassVar[Literal["forward", "current", "average"]] = "current"
+
+    @abstractmethod
+    def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
+        """The view of one stage."""
+
+    def copies(self, crossed: int) -> int:
+        """Copies of the weights besides the current one, where up to `crossed` updates come in between."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Current(BackwardWeights):
+    """The weights at the time of the backward. A kept graph must not outlive an update; torch sees to that."""
+
+    name: ClassVar[str] = "current"
+
+    def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
+        return BackwardView(params)
+
+
+@dataclass(frozen=True)
+class Stash(BackwardWeights):
+    """Exactly the weights of the forward."""
+
+    name: ClassVar[str] = "stash"
+    taken_at: ClassVar[Literal["forward", "current", "average"]] = "forward"
+
+    def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
+        return StashView(params)
+
+    def copies(self, crossed: int) -> int:
+        return crossed
+
+
+class StashView(BackwardView):
+    """Lets graphs, and passes without a graph, hold the storage that their forward used."""
+
+    holds_storage = True
+
+    def note(self, kept: Kept) -> None:
+        kept.weights = [p.data for p in self.params]
+
+    def recording(
+        self, kept: Kept, meter: Meter | None = None, replay: Sequence[Tensor | None] = ()
+    ) -> AbstractContextManager[None]:
         storages = {p.untyped_storage().data_ptr() for p in self.params}
 
-        def pack(t: Tensor) -> Tensor | _Saved:
+        def pack(t: Tensor) -> Tensor | Saved:
             if meter is not None:
                 meter(t)
-            # Detached: some operations (convolutions) save the parameter itself, which `release` gives other storage.
-            return t.detach() if t.untyped_storage().data_ptr() in storages else _Saved(t)
+            # Detached: some operations (convolutions) save the parameter itself, which an update gives other storage.
+            return t.detach() if t.untyped_storage().data_ptr() in storages else Saved(t)
 
-        def unpack(kept: Tensor | _Saved) -> Tensor:
-            return kept.get() if isinstance(kept, _Saved) else kept
+        def unpack(found: Tensor | Saved) -> Tensor:
+            return _checked(found) if isinstance(found, Saved) else found
 
-        with saved_tensors_hooks(pack, unpack):
-            yield
+        return _hooked(pack, unpack)
 
-    def release(self) -> None:
-        for p in self.params:
-            p.data = p.data.clone()
+    def weights(self, kept: Kept, version: int, *, lasting: bool = False) -> list[Tensor]:
+        assert kept.weights is not None
+        return kept.weights
+
+    def shown(self, kept: Kept, version: int) -> list[Tensor] | None:
+        return None if kept.has_graph else kept.weights
 
 
-class LatestWeights(WeightRule):
-    """Backward products use the newest weights, with the activations of the forward.
+@dataclass(frozen=True)
+class Latest(BackwardWeights):
+    """The newest weights, with the activations of the forward.
 
     This is what the public FDG code does by accident: a mixture, not the gradient of any one network.
     """
 
-    def values(self) -> Sequence[Tensor]:
+    name: ClassVar[str] = "latest"
+
+    def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
+        return LatestView(params)
+
+
+class LatestView(BackwardView):
+    """Keeps weights out of graphs. What else a graph holds is listed, since nothing else could make it again."""
+
+    def _given(self) -> list[Tensor]:
         """What a backward is given in place of the parameters."""
         return [p.data for p in self.params]
 
-    @contextmanager
-    def recording(self, meter: Meter | None = None) -> Iterator[None]:
+    def recording(
+        self, kept: Kept, meter: Meter | None = None, replay: Sequence[Tensor | None] = ()
+    ) -> AbstractContextManager[None]:
         owners = {p.untyped_storage().data_ptr(): number for number, p in enumerate(self.params)}
+        again = iter(replay)
+        kept.saved = []
 
         def pack(t: Tensor) -> Any:
             if meter is not None:
                 meter(t)
             owner = owners.get(t.untyped_storage().data_ptr())
-            return _Saved(t) if owner is None else (owner, t.size(), t.stride(), t.storage_offset())
+            if owner is not None:
+                return owner, t.size(), t.stride(), t.storage_offset()
+            before = next(again, None)
+            saved = Saved(t if before is None else before)
+            kept.saved.append(ref(saved))
+            return saved
 
-        def unpack(kept: Any) -> Tensor:
-            if isinstance(kept, _Saved):
-                return kept.get()
-            owner, size, stride, offset = kept
-            shown: Tensor = self.values()[owner].as_strided(size, stride, offset)
+        def unpack(found: Any) -> Tensor:
+            if isinstance(found, Saved):
+                return _checked(found)
+            owner, size, stride, offset = found
+            shown: Tensor = self._given()[owner].as_strided(size, stride, offset)
             return shown
 
-        with saved_tensors_hooks(pack, unpack):
-            yield
+        return _hooked(pack, unpack)
 
 
-class GivenWeights(LatestWeights):
-    """Backward products use weights that are set before each backward: LayerPipe2's reconstruction of old ones."""
+@dataclass(frozen=True)
+class Average(BackwardWeights):
+    """A reconstruction of the weights of the forward from a moving average of the updates (LayerPipe2)."""
 
-    given: Sequence[Tensor] = ()
+    name: ClassVar[str] = "average"
+    taken_at: ClassVar[Literal["forward", "current", "average"]] = "average"
 
-    def values(self) -> Sequence[Tensor]:
-        return self.given
+    def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
+        return AverageView(params, place.delay)
 
-
-RULES: dict[str, type[WeightRule]] = {
-    "current": WeightRule,
-    "stash": StashedWeights,
-    "latest": LatestWeights,
-    "average": GivenWeights,
-}
+    def copies(self, crossed: int) -> int:
+        return 1
 
 
-def weight_rule(name: str, params: Sequence[Tensor]) -> WeightRule:
-    """Build the rule called `name` for these parameters.
+class AverageView(LatestView):
+    """Hands out weights of the past, `delay` updates ago at most."""
 
-    >>> type(weight_rule("stash", [])).__name__
-    'StashedWeights'
+    def __init__(self, params: Sequence[Tensor], delay: int) -> None:
+        super().__init__(params)
+        self._delay = delay
+        self._shown: list[Tensor] = []
+        self._buffers: list[Tensor] | None = None
+        self.forget()
+
+    def _given(self) -> list[Tensor]:
+        return self._shown
+
+    def weights(self, kept: Kept, version: int, *, lasting: bool = False) -> list[Tensor]:
+        if version <= kept.version:
+            return [p.data for p in self.params]
+        found = self._average.past(self.params, version - kept.version, out=None if lasting else self._buffers)
+        if not lasting and found and found[0] is not self.params[0]:
+            self._buffers = found
+        return [t.data for t in found]
+
+    def shown(self, kept: Kept, version: int) -> list[Tensor] | None:
+        self._shown = self.weights(kept, version)
+        return None if kept.has_graph else self._shown
+
+    def before_update(self) -> None:
+        self._average.before_step(self.params)
+
+    def after_update(self) -> None:
+        self._average.after_step(self.params)
+
+    def forget(self) -> None:
+        self._average = UpdateAverage(self._delay)
+
+    def state(self) -> dict[str, Any]:
+        return self._average.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._average.load_state_dict(state)
+
+
+_BACKWARD: dict[str, BackwardWeights] = {rule.name: rule for rule in (Current(), Stash(), Latest(), Average())}
+
+
+def backward_weights(name: str) -> BackwardWeights:
+    """The rule for backwards that an option calls so.
+
+    >>> backward_weights("stash")
+    Stash()
     """
-    return RULES[name](params)
+    if name not in _BACKWARD:
+        raise ConfigError(f"no backward weights are called {name!r}: expected one of {', '.join(_BACKWARD)}")
+    return _BACKWARD[name]

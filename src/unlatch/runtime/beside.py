@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..nn.tree import copied, flatten, unflatten
 from .station import Station
 
 __all__ = ["beside_settings", "beside_tensors", "load_beside"]
@@ -20,15 +21,16 @@ def beside_tensors(stations: Iterable[Station]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for station in stations:
         for name, trained in station.trained().items():
-            found |= {f"stage{station.index}/{name}/{key}": t for key, t in trained.tensors().items()}
+            tensors = flatten(trained.state())[0]
+            found |= {f"stage{station.index}/{name}/{number}": t for number, t in enumerate(tensors)}
         found |= {f"stage{station.index}/table/{key}": t for key, t in station.stored().items()}
     return found
 
 
 def beside_settings(stations: Iterable[Station], layout: Sequence[int]) -> dict[str, Any]:
-    """Learning rates and schedules of the same, and the cut that it belongs to."""
+    """How the same is put together again, and the cut that it belongs to."""
     settings: dict[str, Any] = {
-        f"stage{station.index}/{name}": trained.settings()
+        f"stage{station.index}/{name}": flatten(trained.state())[1]
         for station in stations
         for name, trained in station.trained().items()
     }
@@ -53,9 +55,12 @@ def load_beside(
     for station in stations:
         for name, trained in station.trained().items():
             own = _below(tensors, f"stage{station.index}/{name}/")
-            if own and trained.load_tensors(own):
-                trained.load_settings(settings.get(f"stage{station.index}/{name}", {}))
-            elif own:
+            if not own:
+                continue
+            state = unflatten(settings[f"stage{station.index}/{name}"], [own[str(n)] for n in range(len(own))])
+            if trained.fits(state):
+                trained.load(copied(state))
+            else:
                 log.warning(
                     "the %s of stage %d in the checkpoint is another network than the one of this run, which begins "
                     "anew",

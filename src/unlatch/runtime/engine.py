@@ -19,22 +19,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
-from ..nn.tree import batch_size, map_tensors, split_batch
+from ..nn.tree import batch_size, copied, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Schedule
 from .events import Event, Recorder
 from .mail import DATA, Mail, Message
 from .micro import Micro
 from .stage import Stage
 from .station import Operation, Station
-from .wire import dense
+from .wire import dense_tree
 
 __all__ = ["Engine", "Finished"]
+
+#: Plain numbers that say how far an engine is.
+_PROGRESS = (
+    "batches",
+    "handled",
+    "_origin",
+    "_fed",
+    "_done",
+    "_update",
+    "_in_update",
+    "_batch_loss",
+    "_batch_samples",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +246,37 @@ class Engine:
         for stage in self.stages.values():
             stage.updater.version = self._update
 
+    def state(self) -> dict[str, Any]:
+        """Copies of everything between two batches: stations, messages under way, and how far the run is."""
+        own = {name: getattr(self, name) for name in _PROGRESS}
+        micros = {position: asdict(micro) for position, micro in self._micros.items()}
+        rest = {
+            "progress": own,
+            "micros": micros,
+            "newest": asdict(self._newest) if self._newest is not None else None,
+            "losses": self._losses,
+            "mail": self.mail.state(),
+            "recorder": self.recorder.state(),
+        }
+        stations = {index: station.state() for index, station in self.stations.items()}
+        return {"stations": stations, **copied(rest)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the engine was whose `state` this is; it was built alike."""
+        for index, station in self.stations.items():
+            station.load(state["stations"][index])
+        rest = copied({name: part for name, part in state.items() if name != "stations"})
+        for name, value in rest["progress"].items():
+            setattr(self, name, value)
+        self._micros.clear()
+        self._micros.update({position: Micro(**micro) for position, micro in rest["micros"].items()})
+        self._newest = Micro(**rest["newest"]) if rest["newest"] is not None else None
+        # Stations share this very dictionary.
+        self._losses.clear()
+        self._losses.update(rest["losses"])
+        self.mail.load(rest["mail"])
+        self.recorder.load(rest["recorder"])
+
     def route(self, path: str | None = None) -> dict[int, Any]:
         """What evaluation runs through, by stage: the network itself, or another path that the method knows."""
         stages = self.schedule.stages
@@ -358,15 +402,17 @@ class Engine:
             loss = losses.get(micro.id)
             scalars = None if loss is None else {"loss": loss}
             for (name, receiver), payload in zip(task.gives, given, strict=True):
-                payload = map_tensors(dense, payload)
-                self.mail.send(Message(name, receiver, micro, payload, station.version, scalars))
+                self.mail.send(Message(name, receiver, micro, dense_tree(payload), station.version, scalars))
 
 
 def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:
-    words = {"forward": "forward", "auxiliary": "auxiliary work", "none": "bookkeeping"}
-    what = words.get(task.entry.kind.cost, "backward")
-    of = f"update {micro.update}" if task.once_per_update else f"the {what} of {micro}"
-    return StageFailed(f"stage {task.entry.station} failed in {of}: {type(error).__name__}: {error}")
+    kind, subject = task.entry.kind, f"update {micro.update}" if task.once_per_update else str(micro)
+    if kind.cost in ("auxiliary", "none"):
+        # The letters of a method tell little by themselves.
+        subject = f"the auxiliary work {kind} ({getattr(task.work, '__name__', kind)}) of {subject}"
+    elif kind.cost != "update":
+        subject = f"the {'forward' if kind.cost == 'forward' else 'backward'} of {subject}"
+    return StageFailed(f"stage {task.entry.station} failed in {subject}: {type(error).__name__}: {error}")
 
 
 def _first_entries(schedule: Schedule, devices: Sequence[int]) -> dict[int, Entry]:

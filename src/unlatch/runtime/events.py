@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 __all__ = ["Event", "Recorder", "bubble"]
 
@@ -51,6 +51,16 @@ class Recorder:
         if seen is not None:
             self._behind.setdefault(micro, {})[station] = version - seen
             self._history.setdefault(station, deque(maxlen=4096)).append(version - seen)
+
+    def state(self) -> dict[str, Any]:
+        """What is known of micro-batches under way."""
+        seen = [[*key, version] for key, version in self._forward_version.items()]
+        return {"seen": seen, "behind": {micro: dict(late) for micro, late in self._behind.items()}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self._forward_version = {(station, micro): version for station, micro, version in state["seen"]}
+        self._behind = {micro: dict(late) for micro, late in state["behind"].items()}
 
     def pause(self) -> None:
         """Note that training is interrupted now, for an evaluation or a checkpoint."""

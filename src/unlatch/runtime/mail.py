@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import TransportError, UnlatchError
@@ -54,19 +54,16 @@ class Mail:
 
     **Arguments:**
 
-    - `stages`: the stages that live here; `forward_to` is called with messages for any other.
-    - `capacity`: messages a box may hold unless `allow` says otherwise. The schedule bounds them, so more means that a
-      peer broke it.
+    - `stages`: the stages that live here.
+    - `forward_to`: called with messages for any other.
     """
 
-    def __init__(
-        self, stages: Container[int], capacity: int = 1 << 30, forward_to: Callable[[Message], None] | None = None
-    ) -> None:
+    def __init__(self, stages: Container[int], forward_to: Callable[[Message], None] | None = None) -> None:
         self.stages = stages
-        self.capacity = capacity
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
-        self._boxes: dict[tuple[str, int], deque[Message]] = {}
+        # Each message with its bytes, as far as they count.
+        self._boxes: dict[tuple[str, int], deque[tuple[Message, int]]] = {}
         self._arrival = threading.Condition()
         self._failure: UnlatchError | None = None
         self._ended: dict[tuple[str, int], UnlatchError] = {}
@@ -74,7 +71,7 @@ class Mail:
         self.waiting = Waiting()
 
     def allow(self, room: Mapping[tuple[str, int], int]) -> None:
-        """Hold as many messages of each name, for each station, as a schedule needs."""
+        """Hold at most so many messages of each name, for each station; more mean that a peer broke its schedule."""
         self._room.update(room)
 
     def send(self, message: Message) -> None:
@@ -88,16 +85,17 @@ class Mail:
 
     def post(self, message: Message) -> None:
         """Put a message into its box."""
+        nbytes = 0 if message.kind in _UNWEIGHED else tree_bytes(message.payload)
         with self._arrival:
             box = self._boxes.setdefault((message.kind, message.stage), deque())
-            room = self._room.get((message.kind, message.stage), self.capacity)
-            if len(box) >= room:
+            room = self._room.get((message.kind, message.stage))
+            if room is not None and len(box) >= room:
                 raise TransportError(
                     f"{len(box)} {message.kind} messages wait for stage {message.stage}, where the schedule allows "
                     f"{room}: the sender runs ahead of its schedule"
                 )
-            box.append(message)
-            self._weigh(message, 1)
+            box.append((message, nbytes))
+            self.waiting.change(message.stage, nbytes)
             self._arrival.notify_all()
 
     def peek(self, kind: str, stage: int) -> Message:
@@ -106,7 +104,7 @@ class Mail:
             while True:
                 box = self._boxes.get((kind, stage))
                 if box:
-                    return box[0]
+                    return box[0][0]
                 error = self._failure or self._ended.get((kind, stage))
                 if error is not None:
                     raise error
@@ -121,13 +119,25 @@ class Mail:
                 f"stage {stage} expected the {kind} message of {micro} (id {micro.id}), got {message.micro}"
             )
         with self._arrival:
-            self._boxes[kind, stage].popleft()
-            self._weigh(message, -1)
+            _, nbytes = self._boxes[kind, stage].popleft()
+            self.waiting.change(stage, -nbytes)
         return message
 
-    def _weigh(self, message: Message, sign: int) -> None:
-        if message.kind not in _UNWEIGHED:
-            self.waiting.change(message.stage, sign * tree_bytes(message.payload))
+    def state(self) -> list[dict[str, Any]]:
+        """All messages that wait here, in the order of their boxes."""
+        with self._arrival:
+            waiting = [message for box in self._boxes.values() for message, _ in box]
+        return [
+            {f.name: getattr(m, f.name) for f in fields(m)} | {"micro": asdict(m.micro) if m.micro else None}
+            for m in waiting
+        ]
+
+    def load(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Put messages that `state` listed into empty boxes."""
+        self._boxes.clear()
+        for saved in state:
+            micro = saved["micro"]
+            self.post(Message(**{**saved, "micro": Micro(**micro) if micro is not None else None}))
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
         """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""

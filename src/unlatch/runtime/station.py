@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from ..nn.tree import copied
 from ..schedule import Kind
 from .micro import Micro
 from .stage import Returned, Stage
@@ -66,6 +67,28 @@ class Station:
     def route(self, path: str | None) -> Any:
         """What evaluation along `path` uses of this station: something with `evaluate`, or `None` for no such path."""
         return self.stage if path in (None, "serial") else None
+
+    def state(self) -> dict[str, Any]:
+        """Copies of all that the station keeps between two slots, as a tree of tensors and plain values."""
+        beside = {name: trained.state() for name, trained in self.trained().items()}
+        stage = self.stage.state() if self.stage is not None else None
+        return {"stage": stage, **copied({"trained": beside, "kept": self._kept_state()})}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the station was whose `state` this is; it was made from the same arguments."""
+        if self.stage is not None:
+            self.stage.load(state["stage"])
+        rest = copied({name: state[name] for name in ("trained", "kept")})
+        for name, trained in self.trained().items():
+            trained.load(rest["trained"][name])
+        self._load_kept(rest["kept"])
+
+    def _kept_state(self) -> dict[str, Any]:
+        """What a family of stations keeps beside its stage and what it trains."""
+        return {}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        """Take over what `_kept_state` returned."""
 
     def trained(self) -> dict[str, Trained]:
         """What is trained here beside the stage, by name."""

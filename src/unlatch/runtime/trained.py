@@ -1,12 +1,15 @@
-"""A module beside the network that a worker trains: AuxNet, local head, synthesiser."""
+"""A module beside the network that a station trains: AuxNet, local head, synthesiser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+from ..rules.updates import OptimizerFactory, StagePlace, UpdateRule
+from .updating import Optimizer, Updater
 
 __all__ = ["Trained"]
 
@@ -17,6 +20,7 @@ class Trained:
     **Arguments:**
 
     - `module`: trained as a whole.
+    - `place`: of the stage that it belongs to.
     - `optimizer`, `lr_scheduler`: factories, as those of a run.
     - `clip_grad_norm`: limit of the gradient's norm.
     """
@@ -24,75 +28,32 @@ class Trained:
     def __init__(
         self,
         module: nn.Module,
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-        lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        place: StagePlace,
+        optimizer: OptimizerFactory,
+        lr_scheduler: Callable[[Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
     ) -> None:
         self.module = module.train()
-        self.params = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer = optimizer(self.params) if self.params else None
-        self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
-        self._clip = clip_grad_norm
+        params = [p for p in module.parameters() if p.requires_grad]
+        self.updater = Updater(
+            params, UpdateRule(), place, optimizer, lr_scheduler, clip_grad_norm=clip_grad_norm
+        )
 
     def update(self, batches: int = 1, *, schedule: bool = True) -> None:
         """Apply the gradients of `batches` batches, averaged; move the learning-rate schedule on if `schedule`."""
-        if self.optimizer is None:
-            return
-        if batches > 1:
-            torch._foreach_div_([p.grad for p in self.params if p.grad is not None], float(batches))
-        if self._clip is not None:
-            nn.utils.clip_grad_norm_(self.params, self._clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.scheduler is not None and schedule:
-            self.scheduler.step()
+        with nullcontext() if schedule else self.updater.unscheduled():
+            self.updater.step(batches)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Weights, buffers and optimizer state, for a checkpoint."""
-        found = {f"module/{name}": t for name, t in self.module.state_dict().items()}
-        if self.optimizer is not None:
-            for number, p in enumerate(self.params):
-                for key, value in self.optimizer.state.get(p, {}).items():
-                    if value is not None:
-                        found[f"optimizer/{number}/{key}"] = torch.as_tensor(value)
-        return found
+    def state(self) -> dict[str, Any]:
+        """Weights, buffers, optimizer and schedule."""
+        return {"module": dict(self.module.state_dict()), "updater": self.updater.state()}
 
-    def load_tensors(self, found: dict[str, Tensor]) -> bool:
-        """Take over what `tensors` returned. **Returns:** whether it was of the same module; else nothing is done."""
-        prefix = "module/"
-        state = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
-        own = self.module.state_dict()
-        if state.keys() != own.keys() or any(state[k].shape != t.shape for k, t in own.items()):
-            return False
-        self.module.load_state_dict(state)
-        if self.optimizer is None:
-            return True
-        self.optimizer.state.clear()
-        for full, value in found.items():
-            if full.startswith("optimizer/"):
-                _, number, key = full.split("/", 2)
-                self.optimizer.state[self.params[int(number)]][key] = value.clone()
-        return True
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state is that of the same module."""
+        own, saved = self.module.state_dict(), state["module"]
+        return own.keys() == saved.keys() and all(saved[name].shape == t.shape for name, t in own.items())
 
-    def settings(self) -> dict[str, Any]:
-        """Learning rate and schedule, as plain numbers."""
-        if self.optimizer is None:
-            return {}
-        schedule = self.scheduler.state_dict() if self.scheduler is not None else {}
-        groups = [{k: v for k, v in g.items() if isinstance(v, int | float)} for g in self.optimizer.param_groups]
-        return {"groups": groups, "schedule": {k: v for k, v in schedule.items() if _plain(v)}}
-
-    def load_settings(self, found: dict[str, Any]) -> None:
-        """Take over what `settings` returned."""
-        if self.optimizer is None or not found:
-            return
-        for group, saved in zip(self.optimizer.param_groups, found["groups"], strict=False):
-            group.update(saved)
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict({**self.scheduler.state_dict(), **found["schedule"]})
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_plain(v) for v in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned; the tensors are used as they are."""
+        self.module.load_state_dict(state["module"])
+        self.updater.load(state["updater"])

@@ -2,86 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..rules.average import UpdateAverage
-from ..rules.bundle import Rules
-from ..rules.history import History
+from ..rules.updates import OptimizerFactory, StagePlace, UpdateRule, make_optimizer
+from ..rules.weights import View, move_to_fresh_storage
 
-__all__ = ["Optimizer", "Updater"]
+__all__ = ["Optimizer", "Updater", "completed", "plain_part"]
 
 Optimizer = torch.optim.Optimizer
 
 
 class Updater:
-    """An optimizer with its learning-rate schedule, the stage's own step size, and the memory predictors need.
+    """An optimizer with its learning-rate schedule and the stage's own step size.
 
     **Arguments:**
 
     - `params`: the stage's trained parameters; may be none.
-    - `delay`: most updates that can pass between a forward and its backward at this stage.
-    - `factor`: of this stage on every learning rate.
+    - `place`: of the stage, which its rule and the optimizer factory may depend on.
     - `lr_scale`: of the n-th update on every learning rate.
     """
 
     def __init__(
         self,
         params: Sequence[nn.Parameter],
-        rules: Rules,
-        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        rule: UpdateRule,
+        place: StagePlace,
+        optimizer: OptimizerFactory,
         lr_scheduler: Callable[[Optimizer], Any] | None,
         *,
-        delay: int,
-        factor: float = 1.0,
         lr_scale: Callable[[int], float] | None = None,
         clip_grad_norm: float | None = None,
     ) -> None:
         self.params = list(params)
-        self.rules = rules
-        self.optimizer = optimizer(self.params) if self.params else None
+        self.rule = rule
+        self.place = place
+        self.optimizer = make_optimizer(optimizer, self.params, place) if self.params else None
+        if self.optimizer is not None:
+            rule.tune(self.optimizer, place)
         self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler and self.optimizer else None
-        self.factor = factor
+        #: Of this stage on every learning rate.
+        self.factor = rule.scale(place)
         self.version = 0
-        self.previous: list[Tensor] = []
+        #: Views that are told of every update.
+        self.views: tuple[View, ...] = ()
         self._lr_scale = lr_scale
         self._clip = clip_grad_norm
-        self._delay = delay
-        self._predicted: list[Tensor] | None = None
-        self._past: list[Tensor] | None = None
-        self.forget()
 
     def forget(self) -> None:
         """Drop what is known of earlier weights, so that a continued and a resumed run go on alike."""
-        predictor = self.rules.predictor
-        self.history = History(self.params)
-        if predictor is not None and self.optimizer is not None:
-            self.history = predictor.history(self.params, self.optimizer)
-        self.average = UpdateAverage(self._delay if self.rules.weights == "average" else 0)
-        self.previous = []
+        for view in self.views:
+            view.forget()
 
-    def step(self, batches: int, previous: list[Tensor]) -> None:
-        """Apply the gradients of `batches` batches and clear them; `previous` are the weights to remember."""
-        self.previous = previous
+    def step(self, batches: int, *, elsewhere: bool = False) -> None:
+        """Apply the gradients of `batches` batches and clear them.
+
+        **Arguments:** `elsewhere`: write new weights to fresh storage, since somebody holds the old one.
+        """
+        grads = [p.grad for p in self.params if p.grad is not None]
+        if batches > 1 and self.rule.averages and grads:
+            torch._foreach_div_(grads, float(batches))
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(self.params, self._clip)
+        for view in self.views:
+            view.before_update()
+        if elsewhere:
+            move_to_fresh_storage(self.params)
         if self.optimizer is not None:
-            grads = [p.grad for p in self.params if p.grad is not None]
-            if batches > 1 and self.rules.average and grads:
-                torch._foreach_div_(grads, float(batches))
-            if self._clip is not None:
-                nn.utils.clip_grad_norm_(self.params, self._clip)
-            self.history.before_step(self.params)
-            self.average.before_step(self.params)
             with self._scaled_lr(self.optimizer):
                 self.optimizer.step()
-            self.average.after_step(self.params)
-            self.history.after_step(self.params)
+        for view in self.views:
+            view.after_update()
+        if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
-            if self.scheduler is not None:
-                self.scheduler.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
         self.version += 1
 
     @contextmanager
@@ -93,29 +92,10 @@ class Updater:
         finally:
             self.scheduler = scheduler
 
-    def predicted(self, steps: int, *, reuse: bool) -> list[Tensor] | None:
-        """The weights `steps` updates ahead, or `None` if nobody predicts; with `reuse`, in the buffers used before."""
-        predictor = self.rules.predictor
-        if predictor is None or steps <= 0 or self.optimizer is None:
-            return None
-        out = self._predicted if reuse else None
-        values = predictor.predict(self.params, self.optimizer, steps, self.history, out=out, lr_scale=self.lr_factor())
-        if reuse:
-            self._predicted = values
-        return values
-
-    def past(self, updates: int) -> list[Tensor]:
-        """The weights `updates` updates ago, reconstructed from the moving average."""
-        if updates <= 0:
-            return [p.data for p in self.params]
-        values = self.average.past(self.params, updates, out=self._past)
-        if values and values[0] is not self.params[0]:
-            self._past = values
-        return [v.data for v in values]
-
     def lr_factor(self) -> float:
         """What multiplies the user's learning rate at the next update."""
-        return self.factor * (self._lr_scale(self.version) if self._lr_scale else 1.0)
+        factor = self.factor * self.rule.scale_at(self.place, self.version)
+        return factor * (self._lr_scale(self.version) if self._lr_scale else 1.0)
 
     @contextmanager
     def _scaled_lr(self, optimizer: Optimizer) -> Iterator[None]:
@@ -132,3 +112,52 @@ class Updater:
         finally:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+
+    def state(self) -> dict[str, Any]:
+        """Gradients collected so far, optimizer, schedule, and what views remember."""
+        return {
+            "version": self.version,
+            "gradients": [p.grad for p in self.params],
+            "optimizer": plain_part(self.optimizer.state_dict()) if self.optimizer is not None else None,
+            "schedule": plain_part(self.scheduler.state_dict()) if self.scheduler is not None else None,
+            "views": [view.state() for view in self.views],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned; the tensors are used as they are."""
+        self.version = state["version"]
+        for p, grad in zip(self.params, state["gradients"], strict=True):
+            p.grad = grad
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(completed(self.optimizer.state_dict(), state["optimizer"]))
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(completed(self.scheduler.state_dict(), state["schedule"]))
+        for view, saved in zip(self.views, state["views"], strict=True):
+            view.load(saved)
+
+
+def plain_part(state: Mapping[Any, Any], *, tensors: bool = True) -> dict[Any, Any]:
+    """Numbers, texts and `tensors` of a state, and of the states that it is made of; functions and such drop out."""
+    kinds: tuple[type, ...] = (type(None), bool, int, float, str, *((Tensor,) if tensors else ()))
+
+    def plain(value: Any) -> bool:
+        return all(map(plain, value)) if type(value) in (list, tuple) else isinstance(value, kinds)
+
+    part: dict[Any, Any] = {}
+    for key, value in state.items():
+        if type(value) is dict:
+            part[key] = plain_part(value, tensors=tensors)
+        elif type(value) is list and value and all(type(v) is dict for v in value):
+            part[key] = [plain_part(v, tensors=tensors) for v in value]
+        elif plain(value):
+            part[key] = value
+    return part
+
+
+def completed(own: Any, saved: Any) -> Any:
+    """The saved state, with what was not saved taken from the object itself."""
+    if isinstance(own, dict) and isinstance(saved, dict):
+        return {**own, **{k: completed(own.get(k), v) for k, v in saved.items()}}
+    if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
+        return [completed(mine, theirs) for mine, theirs in zip(own, saved, strict=True)]
+    return saved

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from ..errors import TransportError
-from ..nn.tree import flatten, unflatten
+from ..nn.tree import Tree, flatten, leaves, map_tensors, unflatten
 from .mail import Message
 from .micro import Micro
 
-__all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "open_envelope", "seal"]
+__all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "dense_tree", "open_envelope", "seal"]
 
 HEADER_BYTES = 16384
 # A tensor of at most so many bytes travels in the header, while all such tensors together take no more than the second.
@@ -46,6 +46,12 @@ def dense(t: Tensor) -> Tensor:
             return t.contiguous()
         step *= size
     return t
+
+
+def dense_tree(tree: Tree) -> Tree:
+    """The same for all tensors of a tree."""
+    plain = all(t.is_contiguous() and not t.is_conj() and not t.is_neg() for t in leaves(tree))
+    return tree if plain else map_tensors(dense, tree)
 
 
 def _flat(t: Tensor) -> Tensor:

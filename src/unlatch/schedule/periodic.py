@@ -106,7 +106,9 @@ def rounds(delays: Sequence[int], *, backward_first: bool = False, split: int | 
     '0F2 0I0 1F2 1I2 1W1 1U1'
     """
     stages = len(delays)
-    if not delays or delays[-1] != 0 or any(a <= b for a, b in pairwise(delays)):
+    if not stages:
+        raise ScheduleError("expected at least 1 stage, got 0")
+    if delays[-1] != 0 or any(a <= b for a, b in pairwise(delays)):
         raise ScheduleError(f"delays {tuple(delays)} do not suit stages: expected one per stage, strictly falling to 0")
     if split is not None and (split < 0 or backward_first):
         raise ScheduleError(

@@ -53,6 +53,7 @@ def lockstep(schedule: Periodic, ticks: int, batches: int | None = None) -> list
 
     - `batches`: how many are fed before the pipeline drains; by default it never does.
 
+    >>> from .periodic import ticked
     >>> [[str(a) for a in cell] for cell in lockstep(ticked(2), 3)[2]]
     [['0F2', '0B0'], ['1F1', '1B1']]
     """
@@ -87,6 +88,7 @@ def tick_entries(
     - `batches`: how many are fed before the pipeline drains; by default it never does.
     - `group`: micro-batches per update.
 
+    >>> from .periodic import ticked
     >>> [str(entry) for entry in tick_entries(ticked(2), 3) if entry.tick == 3]
     ['fw b3 W1', 'bw b1 W1', 'fb b2 W2']
     """

@@ -193,6 +193,7 @@ def by_station(streams: Streams) -> list[list[Action]]:
 def excerpt(streams: Streams, marks: dict[int, int], name: str = "stream") -> str:
     """Show the surroundings of `marks` (stream number to position), the position itself in brackets.
 
+    >>> from .entries import Kind
     >>> print(excerpt([[Action(Kind.F, 0, 0), Action(Kind.B, 0, 0)]], {0: 1}))
       stream 0:  0F0 [0B0]
     """

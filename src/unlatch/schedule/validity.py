@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import ScheduleError
-from .entries import Action, Kind, Route, Schedule
+from .entries import Action, Entry, Kind, Route, Schedule, chain_entry
 from .runs import Streams, by_station, excerpt, place, resolved, station_devices, streams
 
 __all__ = ["Progress", "check", "check_order", "check_schedule", "interleave"]
@@ -182,8 +182,12 @@ def check(streams: Streams, slots: int | Mapping[Route, int] | None = 1) -> None
     if not any(streams):
         raise ScheduleError("the schedule has no forward and no backward at all")
     streams = resolved(streams)
+    entries = {id(a.entry): a.entry for stream in streams for a in stream if a.entry is not None}
+    _check(streams, slots, _is_chain(entries.values()))
+
+
+def _check(streams: Streams, slots: int | Mapping[Route, int] | None, chain: bool) -> None:
     stations = by_station(streams)
-    chain = all(a.kind in _CHAIN and a.entry.when is None for stream in stations for a in stream if a.entry)
     if chain:
         _check_chain(stations)
     else:
@@ -207,8 +211,17 @@ def check_schedule(schedule: Schedule, groups: Sequence[int], accumulate: int = 
     for entry in schedule.entries:
         if entry.when is None and id(entry) not in done:
             raise ScheduleError(f"station {entry.station} never does {entry}, which the schedule lists")
-    check(found, None)
+    # A lone layer without an input gradient looks like a stage that forgot it; only what is listed tells them apart.
+    backward = {entry.station for entry in schedule.entries if entry.kind in (Kind.B, Kind.I)}
+    _check(found, None, _is_chain(schedule.entries) and len(backward) == schedule.stations)
     return found
+
+
+def _is_chain(entries: Iterable[Entry]) -> bool:
+    """Whether these are stages that hand states up and gradients down, and nothing else."""
+    entries = list(entries)
+    stages = 1 + max(entry.station for entry in entries)
+    return all(e.kind in _CHAIN and e == chain_entry(e.kind, e.station, stages, e.offset) for e in entries)
 
 
 def check_order(order: Iterable[Action]) -> None:

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from ...methods import DTRP
 from ...nn.chain import StageChain, chain
 from ...nn.randomness import replayable
 from ...runtime.launch import Ranks
-from ..brief import updates_in
+from ..prepare import updates_in
 from .finding import Finding, Inapplicable
 from .trial import Trial, largest_difference, train_on_rank
 
@@ -22,10 +21,7 @@ __all__ = ["one_stage", "two_processes"]
 
 def one_stage(trial: Trial) -> Finding | str:
     """The method with a single stage does what a hand-written loop does."""
-    single: dict[str, Any] = {"microbatches": 1, "accumulate": 1}
-    if isinstance(trial.method, DTRP):
-        single["compensate"] = 1
-    method = replace(trial.method, **single)
+    method = replace(trial.method.joining(1), microbatches=1, accumulate=1)
     losses, state = trial.train(method=method, stages=1, plan=None, split="auto", distributed=False, **_lr(trial))
     expected_losses, expected = _plain_loop(trial)
     said = f"{trial.count} batches with {method.name} in one stage and in a plain PyTorch loop"

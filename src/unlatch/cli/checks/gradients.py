@@ -34,9 +34,8 @@ class _Tap(torch.optim.SGD):
 
 def standing_still(trial: Trial) -> Finding | str:
     """With a learning rate of 0 every stage's gradient is backpropagation's, however late it comes."""
-    _refuse_local(trial)
-    if getattr(trial.method, "beta", 1.0) != 1.0:
-        raise Inapplicable("beta shrinks gradients on their way down, so they differ from backpropagation's on purpose")
+    if (reason := trial.method.inexact_at_rest) is not None:
+        raise Inapplicable(reason)
     batches = trial.batches()
     found = _tapped(trial, batches)
     model = trial.model()
@@ -48,17 +47,18 @@ def standing_still(trial: Trial) -> Finding | str:
     )
     said = f"{len(true[0])} updates, {len(true)} stage(s), weights standing still: gradients against backpropagation"
     # A reversible stage computes its input back, which rounds.
-    limit = 1e-2 if trial.method.rules().activations == "reverse" else 1e-4
+    limit = 1e-2 if trial.method.inverts else 1e-4
     return _judge("zero learning rate", said, worst, limit)
 
 
 def exact_method(trial: Trial) -> Finding | str:
-    """A method with a flush gives the gradient of the whole batch, although it works on parts of it."""
-    _refuse_local(trial)
-    if not trial.method.schedule(trial.config.run.stages).flushes:
+    """A method with a flush gives the gradient of the whole batch, although it works on micro-batches."""
+    if (reason := trial.method.inexact_at_rest) is not None:
+        raise Inapplicable(reason)
+    if trial.method.gradient != "exact":
         raise Inapplicable(f"{trial.method.name} applies late gradients by design; the other checks say how late")
-    if trial.parts > 1 and (reason := _sees_the_batch(trial.model())):
-        raise Inapplicable(f"{reason}, so parts of a batch rightly give another gradient than the whole")
+    if trial.method.per_batch > 1 and (reason := _sees_the_batch(trial.model())):
+        raise Inapplicable(f"{reason}, so micro-batches rightly give another gradient than the whole batch")
     batches = [(_double(x), _double(y)) for x, y in trial.batches()]
     model = trial.model(double=True)
     try:
@@ -73,15 +73,9 @@ def exact_method(trial: Trial) -> Finding | str:
         for index, stage in enumerate(trial.stages(model)):
             true = [p.grad if p.grad is not None else torch.zeros_like(p) for p in _trained(stage)]
             worst = max(worst, relative_difference(found[index][update], true))
-    said = f"{trial.method.name} on {trial.parts} part(s) of a batch against backpropagation on the whole, in float64"
+    method = trial.method
+    said = f"{method.name} on {method.per_batch} micro-batch(es) against backpropagation on the whole batch, in float64"
     return _judge("exact gradient", said, worst, 1e-10)
-
-
-def _refuse_local(trial: Trial) -> None:
-    if getattr(trial.method.schedule(trial.config.run.stages), "independent", False):
-        raise Inapplicable(
-            f"{trial.method.name} trains stages on losses of their own, not on backpropagation's gradient"
-        )
 
 
 def _judge(check: str, said: str, worst: float, limit: float) -> Finding | str:
@@ -110,14 +104,14 @@ def _true_gradients(trial: Trial, model: nn.Module, batches: Sequence[Batch]) ->
     stages, loss_fn, config = trial.stages(model), trial.config.loss_fn(), trial.config
     bf16 = config.run.precision == "bf16"
     found: list[list[Gradients]] = [[] for _ in stages]
-    per_update = trial.parts * trial.method.accumulate
+    per_update = trial.method.per_update
     for number, (x, y) in enumerate(trial.micros(batches)):
         for index, stage in enumerate(stages):
             with replayable(config.run.seed, index, number), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 x = stage(x)
                 if index == len(stages) - 1:
                     loss = loss_fn(x, y)
-        (loss / trial.parts if trial.parts > 1 else loss).backward()
+        (loss / trial.method.per_batch if trial.method.per_batch > 1 else loss).backward()
         if (number + 1) % per_update == 0:
             for index, stage in enumerate(stages):
                 found[index].append([_averaged(p.grad, p, trial.method.accumulate) for p in _trained(stage)])
@@ -143,5 +137,5 @@ def _sees_the_batch(model: nn.Module) -> str | None:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return "batch norm takes its statistics from the batch it sees"
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            return "dropout draws another mask for each part"
+            return "dropout draws another mask for each micro-batch"
     return None

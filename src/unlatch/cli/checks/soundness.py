@@ -11,8 +11,8 @@ __all__ = ["inverses", "sound_chain"]
 
 
 def sound_chain(trial: Trial) -> str:
-    """The model was cut and checked when the brief was made; say what was found."""
-    model, plan = trial.model(), trial.brief.plan
+    """The model was cut and checked when the run was prepared; say what was found."""
+    model, plan = trial.model(), trial.prepared.plan
     parameters = sum(p.numel() for p in model.parameters())
     cut = "in one stage" if len(plan.starts) == 1 else f"cut into {len(plan.starts)} stages before {_cuts(plan.stages)}"
     return (
@@ -27,7 +27,7 @@ def _cuts(stages: tuple[tuple[str, ...], ...]) -> str:
 
 def inverses(trial: Trial) -> str:
     """Blocks that declare an inverse have one."""
-    if trial.method.rules().activations != "reverse":
+    if not trial.method.inverts:
         raise Inapplicable(f"{trial.method.name} inverts nothing")
     errors = check_reversible(trial.model(), trial.batches()[0][0])
     total = len(chain(trial.model()))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...methods import ClosedForm
 from ...reference import SGD, recursion
 from .finding import Finding, Inapplicable
 from .trial import Batch, Trial, relative_difference
 
 __all__ = ["definition"]
 
-_PREDICTORS = ("none", "difference", "linear", "geometric", "constant-gradient")
-
 
 def definition(trial: Trial) -> Finding | str:
     """A delayed method under SGD follows its recursion, in double precision."""
-    sgd, predict = _sgd(trial), _predictor(trial)
+    form = trial.method.closed_form(trial.config.run.stages)
+    if isinstance(form, str):
+        raise Inapplicable(form)
+    sgd = _sgd(trial)
     batches = [(_double(x), _double(y)) for x, y in trial.batches()]
     model = trial.model(double=True)
     _refuse_frozen(model)
@@ -25,7 +27,7 @@ def definition(trial: Trial) -> Finding | str:
             model(batches[0][0])
     except Exception as error:
         raise Inapplicable(f"the model does not run in double precision ({type(error).__name__}: {error})") from error
-    truth = _truth(trial, batches, sgd, predict)
+    truth = _truth(trial, batches, sgd, form)
     model = trial.model(double=True)
     trial.train(batches, model=model, precision="fp32", lr_scheduler=None, clip_grad_norm=None, distributed=False)
     worst = max(
@@ -40,28 +42,21 @@ def definition(trial: Trial) -> Finding | str:
     return f"{said}: the same weights {how}"
 
 
-def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[dict[str, Tensor]]:
-    method, per_update = trial.method, trial.parts * trial.method.accumulate
-    stages = trial.stages(trial.model(double=True))
-    gaps, lag = method.gaps(len(stages)), method.rules().lag
-
-    def forward_version(stage: int, micro: int) -> int:
-        if lag:
-            return max(0, micro // per_update - lag)
-        return max(0, micro - gaps[stage]) // per_update
-
+def _truth(trial: Trial, batches: list[Batch], sgd: SGD, form: ClosedForm) -> list[dict[str, Tensor]]:
     try:
         path = recursion(
-            stages,
+            trial.stages(trial.model(double=True)),
             trial.micros(batches),
             trial.config.loss_fn(),
             sgd,
-            forward_version,
-            per_update=per_update,
-            recompute=method.recomputes,
-            predict=predict,
-            gamma=getattr(method, "gamma", 1.0),
-            beta=getattr(method, "beta", 1.0),
+            form.forward_version,
+            per_update=form.per_update,
+            backward=form.backward,
+            mixed=form.mixed,
+            delays=form.delays,
+            predict=form.predict,
+            scale=form.scale,
+            beta=form.beta,
             seed=trial.config.run.seed,
         )
     except (AttributeError, TypeError) as error:
@@ -70,29 +65,11 @@ def _truth(trial: Trial, batches: list[Batch], sgd: SGD, predict: str) -> list[d
 
 
 def _sgd(trial: Trial) -> SGD:
-    method = trial.method
-    if method.schedule(trial.config.run.stages).flushes:
-        raise Inapplicable(f"{method.name} has no delay")
     settings = trial.config.optimizer_factory()
     known = {"lr", "momentum", "nesterov", "weight_decay"}
     if settings.name != "SGD" or set(settings.options) - known:
         raise Inapplicable(f"the recursion is written out for plain SGD, and the optimizer is {settings.name}")
-    if not getattr(method.rules(), "average", True):
-        raise Inapplicable("gradients of several batches are added up here, and the recursion averages them")
     return SGD(**settings.options)
-
-
-def _predictor(trial: Trial) -> str:
-    rules, choice = trial.method.rules(), getattr(trial.method, "predict", "none")
-    if rules.weights in ("latest", "average"):
-        raise Inapplicable(f"backward weights of the kind {rules.weights!r} have no closed form here")
-    if rules.activations == "reverse":
-        raise Inapplicable("reversible stages reconstruct their inputs, which is approximate by design")
-    if rules.activations == "input" and rules.weights == "stash":
-        raise Inapplicable("inputs kept together with old weights have no closed form here")
-    if not isinstance(choice, str) or choice not in _PREDICTORS:
-        raise Inapplicable(f"the recursion has no predictor {choice!r}")
-    return choice
 
 
 def _refuse_frozen(model: nn.Module) -> None:

@@ -12,9 +12,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ...config import Config
-from ...methods import DTRP, Method
+from ...methods import Method
 from ...nn.chain import StageChain, chain, cut
-from ..brief import Brief, build_model, loaders, make_run
+from ..prepare import PreparedRun, build_model, loaders, make_run
 
 __all__ = ["Trial", "largest_difference", "relative_difference"]
 
@@ -29,34 +29,31 @@ class Trial:
     **Arguments:** `size`: samples per batch, a multiple of the micro-batches; `count`: batches.
     """
 
-    brief: Brief
+    prepared: PreparedRun
     size: int
     count: int
 
     @classmethod
-    def of(cls, brief: Brief) -> Trial:
-        """A small trial of a brief."""
-        parts = brief.parts // brief.method.accumulate
-        size = max(parts, min(brief.config.data.batch_size, _SAMPLES * parts) // parts * parts)
-        filling = -(-max(brief.method.schedule(brief.config.run.stages).delay(0), 1) // brief.parts)
+    def of(cls, prepared: PreparedRun) -> Trial:
+        """A small trial of a run."""
+        micros = prepared.method.per_batch
+        size = max(micros, min(prepared.config.data.batch_size, _SAMPLES * micros) // micros * micros)
+        filling = -(
+            -max(prepared.method.schedule(prepared.config.run.stages).delay(0), 1) // prepared.method.per_update
+        )
         # Batch compensation joins batches: it changes what a batch is, not how it is trained.
-        method = replace(brief.method, compensate=1) if isinstance(brief.method, DTRP) else brief.method
-        return cls(replace(brief, method=method), size, (filling + 3) * method.accumulate)
+        method = prepared.method.joining(1)
+        return cls(replace(prepared, method=method), size, (filling + 3) * method.accumulate)
 
     @property
     def config(self) -> Config:
         """The user's settings."""
-        return self.brief.config
+        return self.prepared.config
 
     @property
     def method(self) -> Method:
         """The user's method, with every choice made."""
-        return self.brief.method
-
-    @property
-    def parts(self) -> int:
-        """Micro-batches of one batch."""
-        return self.brief.parts // self.method.accumulate
+        return self.prepared.method
 
     def batches(self) -> list[Batch]:
         """The first batches of the training data, without augmentation."""
@@ -66,26 +63,26 @@ class Trial:
 
     def model(self, double: bool = False) -> nn.Module:
         """The user's model with its initial weights."""
-        model = build_model(self.config, self.brief.model_options)
+        model = build_model(self.config, self.prepared.model_options)
         return model.double() if double else model
 
     def stages(self, model: nn.Module) -> list[StageChain]:
         """The model cut as the run cuts it; shares its weights."""
-        return [StageChain(part) for part in cut(chain(model), self.brief.plan.starts)]
+        return [StageChain(part) for part in cut(chain(model), self.prepared.plan.starts)]
 
     def micros(self, batches: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
         """The batches cut into micro-batches."""
         return [
             part
             for x, y in batches
-            for part in zip(x.tensor_split(self.parts), y.tensor_split(self.parts), strict=True)
+            for part in zip(x.tensor_split(self.method.per_batch), y.tensor_split(self.method.per_batch), strict=True)
         ]
 
     def train(self, batches: Sequence[Batch] | None = None, **changes: Any) -> tuple[list[float], dict[str, Tensor]]:
         """Train on the batches. **Returns:** the losses and the final state of the model."""
         torch.set_num_threads(self.config.run.threads)
         batches = batches or self.batches()
-        with make_run(self.brief, batches[0], **changes) as run:
+        with make_run(self.prepared, batches[0], **changes) as run:
             steps = [run.step(x, y) for x, y in batches]
             steps += run.flush()
             state = {name: t.detach().clone() for name, t in run.module().state_dict().items()}

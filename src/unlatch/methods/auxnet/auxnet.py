@@ -15,13 +15,12 @@ from ...nn.chain_check import ties
 from ...nn.tree import Tree
 from ...plan import BlockCost
 from ...plan.auxnet_partition import auxnet_split
-from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ..base import register
-from ..checks import as_function, check_flag, check_positive, check_whole
 from ..local import OptimizerFactory
 from ..local.networks import Networks
+from ..options import Positive, Whole, as_function
 from .border import BorderMethod
 from .probe import GradientProbe
 from .sources import AuxNetSource, SharedAuxNetSource, Source
@@ -72,12 +71,12 @@ class AuxNet(BorderMethod):
     border_norm: bool = True
     multiplier: str | Callable[[int, Any, Any], Any] | None = None
     correction: Literal["chain-rule", "explicit"] = "chain-rule"
-    aux_steps: int = 1
-    depth: int = 1
+    aux_steps: Whole = 1
+    depth: Whole = 1
     shared: bool = False
     factory: Callable[[Border], nn.Module] | None = field(default=None, repr=False)
     aux_optimizer: OptimizerFactory | None = field(default=None, repr=False)
-    synthesiser_lr: float = 1e-3
+    synthesiser_lr: Positive = 1e-3
 
     name = "auxnet"
     summary = "all stages at once, from predicted inputs; penalty or augmented Lagrangian at the borders"
@@ -95,12 +94,6 @@ class AuxNet(BorderMethod):
                 f'auxnet: form "{self.form}" does not go with multiplier {self.multiplier!r}: the penalty has none, '
                 "the Lagrangian needs one"
             )
-        if self.correction not in ("chain-rule", "explicit"):
-            raise ConfigError(f'auxnet: correction must be "chain-rule" or "explicit", got {self.correction!r}')
-        for what in ("aux_steps", "depth"):
-            check_whole(f"auxnet: {what}", getattr(self, what), 1)
-        check_flag("auxnet: shared", self.shared)
-        check_positive("auxnet: synthesiser_lr", self.synthesiser_lr)
         for what, of in (("factory", "a Border (unlatch.nn.auxiliary.Border)"), ("aux_optimizer", "the parameters")):
             object.__setattr__(self, what, as_function(f"auxnet: {what}", getattr(self, what), of))
         self._check_combinations()
@@ -155,11 +148,9 @@ class AuxNet(BorderMethod):
         return self.aux_steps if self.correction == "explicit" else 0
 
     def _stations(
-        self, blueprint: Blueprint, stages: Mapping[int, Stage], probe: GradientProbe | None
+        self, networks: Networks, stages: Mapping[int, Stage], probe: GradientProbe | None
     ) -> dict[int, Station]:
-        networks = Networks(self.name, blueprint)
-        if self.border_norm:
-            networks.warn_of_single_vectors()
+        blueprint = networks.blueprint
 
         def source(stage: Stage) -> Source | None:
             if stage.first:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import ConfigError
-from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ..base import register
-from ..checks import check_whole
+from ..local.networks import Networks
+from ..options import Whole
 from .border import BorderMethod
 from .mismatch import BorderRule
 from .probe import GradientProbe
@@ -35,7 +35,7 @@ class AuxVar(BorderMethod):
     0.25
     """
 
-    capacity: int = 100_000
+    capacity: Whole = 100_000
 
     name = "auxvar"
     summary = "stored auxiliary variables per sample; no augmentation"
@@ -43,7 +43,6 @@ class AuxVar(BorderMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: capacity", self.capacity, 1)
         if self.imitate == 0 or self.ablation == "shallow":
             raise ConfigError(f'{self.name}: stored variables need imitate above 0, and know no "shallow" ablation')
         if self.true_share != 0.0:
@@ -52,12 +51,12 @@ class AuxVar(BorderMethod):
             )
 
     def _stations(
-        self, blueprint: Blueprint, stages: Mapping[int, Stage], probe: GradientProbe | None
+        self, networks: Networks, stages: Mapping[int, Stage], probe: GradientProbe | None
     ) -> dict[int, Station]:
         def station(stage: Stage) -> Station:
             roster = Roster(self.capacity)
             source = None if stage.first else TableSource(self, stage.index, roster)
-            return TableStation(stage, self, source, roster, probe, alone=blueprint.alone)
+            return TableStation(stage, self, source, roster, probe, alone=networks.blueprint.alone)
 
         return {index: station(stage) for index, stage in stages.items()}
 
@@ -75,7 +74,7 @@ class SPH(AuxVar):
     """
 
     serial_every: int = 5
-    downsample: int = 2
+    downsample: Whole = 2
 
     name = "sph"
     summary = "auxvar with regular serial batches and down-sampled borders"

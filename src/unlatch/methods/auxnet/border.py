@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from ...errors import ConfigError
 from ...rules.ramp import Ramp, as_ramp, check_ramp, value_at
@@ -13,16 +13,17 @@ from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ...schedule import Schedule
-from ..checks import check_flag, check_whole
 from ..local import Local
+from ..local.networks import Networks
+from ..options import AtLeast, Whole
 from .mismatch import BorderRule
 from .probe import GradientProbe
+from .report import MEASURES, border_metrics, border_summary
 from .schedule import Borders, border_schedule
 
 __all__ = ["BorderMethod"]
 
-FORMS = ("penalty", "lagrangian")
-ABLATIONS = ("none", "no-adjoint", "frozen", "shallow")
+NotNegative: TypeAlias = Annotated[int, AtLeast(0)]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class BorderMethod(Local):
       stage waits for the one below.
     - `echo`: weight, a number or points, that the last stage gives to the true state of the batch before; the rest goes
       to the predicted input of this one. Costs a further pass of the last stage, but no message and no waiting.
-    - `warmup`: first batches trained by plain backpropagation, from which predictions learn.
+    - `serial_first`: first batches trained by plain backpropagation, from which predictions learn.
     - `serial_every`, `serial_from`: further batches trained so: every n-th, or all from the n-th on.
     - `data`: `"send"` sends raw batches from rank to rank; `"build"` has every rank build the same batches from its own
       loader. Checksums are compared in both cases.
@@ -69,16 +70,18 @@ class BorderMethod(Local):
     theta: float = 0.25
     units: Literal["mean", "sum"] = "mean"
     border_norm: bool = False
-    stage_steps: int = 1
+    stage_steps: Whole = 1
     true_share: Ramp = 0.0
     echo: Ramp = 0.0
-    warmup: int = 0
-    serial_every: int = 0
-    serial_from: int | None = None
+    serial_first: NotNegative = 0
+    serial_every: NotNegative = 0
+    serial_from: NotNegative | None = None
     data: Literal["send", "build"] = "send"
     ablation: Literal["none", "no-adjoint", "frozen", "shallow"] = "none"
-    measure: int = 10
-    probe: int = 0
+    measure: Whole = 10
+    probe: NotNegative = 0
+
+    measures = MEASURES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,14 +93,6 @@ class BorderMethod(Local):
         for what in ("pull", "imitate", "adjoint", "kappa_stage", "kappa_input"):
             check_ramp(f"{self.name}: {what}", getattr(self, what), 0.0)
         check_ramp(f"{self.name}: theta", self.theta, 0.0, open_low=True, high=1.0)
-        for what, known in (("form", FORMS), ("data", ("send", "build")), ("ablation", ABLATIONS)):
-            if getattr(self, what) not in known:
-                raise ConfigError(f"{self.name}: {what} must be one of {', '.join(known)}, got {getattr(self, what)!r}")
-        for what, low in (("stage_steps", 1), ("warmup", 0), ("serial_every", 0), ("measure", 1), ("probe", 0)):
-            check_whole(f"{self.name}: {what}", getattr(self, what), low)
-        if self.serial_from is not None:
-            check_whole(f"{self.name}: serial_from", self.serial_from, 0)
-        check_flag(f"{self.name}: border_norm", self.border_norm)
         whole = self.accumulate == 1 and self.microbatches in ("auto", 1)
         if not whole and (self.stage_steps > 1 or self.probe or self.echo != 0.0):
             raise ConfigError(
@@ -126,7 +121,7 @@ class BorderMethod(Local):
         return "none"
 
     def schedule(self, stages: int) -> Schedule:
-        serial = self.warmup > 0 or self.serial_every > 0 or self.serial_from is not None
+        serial = self.serial_first > 0 or self.serial_every > 0 or self.serial_from is not None
         source = self.multiplier_source
         return border_schedule(
             stages,
@@ -143,9 +138,6 @@ class BorderMethod(Local):
             ),
         )
 
-    def feeds_every_rank(self) -> bool:
-        return self.data == "build"
-
     def stations(self, blueprint: Blueprint) -> Mapping[int, Station]:
         stages = {stage.index: stage for stage in self.local_stages(blueprint)}
         probe = None
@@ -155,11 +147,14 @@ class BorderMethod(Local):
                     f"{self.name}: probe compares with backpropagation and needs the whole network in one process"
                 )
             probe = GradientProbe(stages)
-        return self._stations(blueprint, stages, probe)
+        networks = Networks(self.name, blueprint)
+        if self.border_norm:
+            networks.warn_of_single_vectors()
+        return self._stations(networks, stages, probe)
 
     @abstractmethod
     def _stations(
-        self, blueprint: Blueprint, stages: Mapping[int, Stage], probe: GradientProbe | None
+        self, networks: Networks, stages: Mapping[int, Stage], probe: GradientProbe | None
     ) -> dict[int, Station]:
         """The stations of these stages."""
 
@@ -168,6 +163,25 @@ class BorderMethod(Local):
     def border_rule(self) -> BorderRule:
         """How the two sides of a border are compared."""
         return BorderRule(self.units, self.border_norm)
+
+    @property
+    def reads_on_every_rank(self) -> bool:
+        return self.data == "build"
+
+    def probing(self, every: int) -> BorderMethod:
+        """The method with its own comparison with backpropagation switched on.
+
+        >>> from .auxnet import AuxNet
+        >>> AuxNet().probing(5).probe
+        5
+        """
+        return replace(self, probe=every)
+
+    def measurements(self, statistics: Sequence[Any], after: int = -1) -> list[dict[str, float]]:
+        return border_metrics(statistics, after)
+
+    def summarise(self, statistics: Sequence[Any], data: float, step: float | None) -> dict[str, Any]:
+        return border_summary(statistics, data, step) if len(statistics) > 1 else {}
 
     def beta_at(self, update: int) -> float:
         """The penalty coefficient at an update."""
@@ -185,9 +199,9 @@ class BorderMethod(Local):
         """Whether a batch is trained by plain backpropagation.
 
         >>> from .auxnet import AuxNet
-        >>> [AuxNet(warmup=2, serial_every=4).is_serial(i) for i in range(5)]
+        >>> [AuxNet(serial_first=2, serial_every=4).is_serial(i) for i in range(5)]
         [True, True, False, True, False]
         """
-        if batch < self.warmup or (self.serial_from is not None and batch >= self.serial_from):
+        if batch < self.serial_first or (self.serial_from is not None and batch >= self.serial_from):
             return True
         return self.serial_every > 0 and batch % self.serial_every == self.serial_every - 1

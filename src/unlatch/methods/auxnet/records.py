@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...nn.channels import widened
+from ..local.statistics import BorderRecord
 from .mismatch import BorderRule
 
 if TYPE_CHECKING:
     from .border import BorderMethod
 
-__all__ = ["BorderRecord", "BorderValues", "measure_border"]
+__all__ = ["BorderValues", "measure_border"]
 
 
 @dataclass(frozen=True)
@@ -35,31 +36,6 @@ class BorderValues:
     p: Tensor | None
     kappa: Tensor | None
     beta: float
-
-
-@dataclass(frozen=True)
-class BorderRecord:
-    """One measurement.
-
-    **Arguments:**
-
-    - `update`: when.
-    - `violation`: distance between predicted input and arriving state, relative to the state.
-    - `jump`: distance between the gradient on the input and the seed given to the stage below, relative to the former.
-    - `multiplier`: norm of the multiplier, 0 without one (and where it is only guessed on the other side).
-    - `loss`: psi, what the prediction is asked to lower.
-    """
-
-    update: int
-    violation: float
-    jump: float
-    multiplier: float
-    loss: float
-
-    def metrics(self, border: int) -> dict[str, float]:
-        """The numbers under names for `unlatch.io.metrics`."""
-        numbers = {k: v for k, v in asdict(self).items() if k != "update"}
-        return {f"border{border}/{name}": value for name, value in numbers.items()}
 
 
 @torch.no_grad()

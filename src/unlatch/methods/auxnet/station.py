@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +23,13 @@ from ...runtime.trained import Trained
 from ...runtime.wire import dense
 from ...schedule import Kind
 from ..local.stations import LEARN, LOSS_DOWN
+from ..local.statistics import BorderRecord, LocalStatistics, time_by_part
 from ..local.synthesis import Synthesis
 from . import schedule as kinds
 from .mismatch import relaxed_multiplier
 from .probe import GradientProbe
-from .records import BorderRecord, BorderValues, measure_border
+from .records import BorderValues, measure_border
 from .sources import Raw, Shortcut, Source
-from .statistics import LocalStatistics, time_by_part
 from .tables import Roster, TableSource, sample_keys
 
 if TYPE_CHECKING:
@@ -375,6 +375,24 @@ class BorderStation(Station):
             return Shortcut(self.stage, self.source)
         return super().route(path)
 
+    def _kept_state(self) -> dict[str, Any]:
+        true = self._true_state
+        return {
+            "under_way": {number: _as_dict(now) for number, now in self.under_way.items()},
+            "true_state": None if true is None else (asdict(true[0]), tuple(true[1]), true[2]),
+            "batches": self._batches,
+            "records": [astuple(record) for record in self.records],
+        }
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        self.under_way = {
+            number: _UnderWay(**{**saved, "raw": Raw(*saved["raw"])}) for number, saved in state["under_way"].items()
+        }
+        true = state["true_state"]
+        self._true_state = None if true is None else (Micro(**true[0]), Raw(*true[1]), true[2])
+        self._batches = state["batches"]
+        self.records = [BorderRecord(*record) for record in state["records"]]
+
     def trained(self) -> dict[str, Trained]:
         found = self.source.trained() if self.source is not None else {}
         return {**found, "synthesiser": self.synthesis.net} if self.synthesis is not None else found
@@ -392,6 +410,11 @@ class BorderStation(Station):
 
     def _beta(self, micro: Micro) -> float:
         return self.method.beta_at(micro.update) * micro.scale
+
+
+def _as_dict(now: _UnderWay) -> dict[str, Any]:
+    known = {field.name: getattr(now, field.name) for field in fields(now)}
+    return {**known, "raw": tuple(now.raw)}
 
 
 class TableStation(BorderStation):
@@ -436,6 +459,13 @@ class TableStation(BorderStation):
         random = replayable(options.seed, self.index, micro.id)
         with self._statistics, random, autocast(options.precision):
             return self.stage.module(inputs)
+
+    def _kept_state(self) -> dict[str, Any]:
+        return {**super()._kept_state(), "stored": self.stored()}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        super()._load_kept(state)
+        self.load_stored(state["stored"])
 
     def stored(self) -> dict[str, Tensor]:
         return {**self.roster.tensors(), **(self.source.tensors() if self.source is not None else {})}

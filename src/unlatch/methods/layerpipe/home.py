@@ -6,7 +6,7 @@ What is computed elsewhere comes back as gradients of the weights; what is neede
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...nn.tree import Tree, flatten, map_tensors, unflatten
 from ...plan.dataflow import LayerTasks
 from ...rules.bundle import Rules
 from ...runtime.micro import Micro
-from ...runtime.stage import Gradients, Stage, StageOptions, _Kept
+from ...runtime.stage import Gradients, Kept, Stage, StageOptions
 
 __all__ = ["GraphHome", "Home", "LinearHome", "WholeHome"]
 
@@ -69,10 +69,10 @@ class Home(Stage):
     def weight_gradient(self, micro: Micro, cotangent: Gradients | None, inputs: Tree) -> Gradients | None:
         """Its G, if that is done here. **Returns:** gradients in the order of `params`; `None` if added already."""
 
-    def _run(self, kept: _Kept, target: Tree = None) -> Tree:
+    @contextmanager
+    def passing(self, kept: Kept) -> Iterator[None]:
         with replayable(self.options.seed, self.layer, kept.micro.id), self._autocast():
-            outputs = self.module(unflatten(kept.spec, kept.inputs))
-            return self.options.loss_fn(outputs, target) if self.last else outputs
+            yield
 
     def loss_gradient(self, micro: Micro, outputs: Tree, target: Tree) -> Gradients:
         """The loss, and its gradient with respect to the layer's output."""
@@ -101,17 +101,21 @@ class Home(Stage):
     def send_weights(self, micro: Micro) -> list[Tensor]:
         """The weights that a task elsewhere must see; they never change afterwards."""
         kept = self._kept[micro.id]
-        current = [p.data for p in self.params]
-        if self.rules.weights == "average":
-            values = [t.clone() for t in self.updater.past(self.version - kept.version)]
-        else:
-            shown = current if kept.weights is None else kept.weights
-            # What the next update writes into must not travel.
-            values = [t.clone() if t.data_ptr() == now.data_ptr() else t for t, now in zip(shown, current, strict=True)]
+        shown = self.backward_view.weights(kept, self.version, lasting=True)
+        # What the next update writes into must not travel.
+        values = [t.clone() if t.data_ptr() == p.data_ptr() else t for t, p in zip(shown, self.params, strict=True)]
         self._used(micro)
         return values
 
-    def _enter(self, micro: Micro, kept: _Kept) -> None:
+    def uses_state(self) -> dict[str, Any]:
+        """Which uses of what is kept are still to come."""
+        return {"uses_left": self._uses_left, "awaited": sorted(self._awaited)}
+
+    def load_uses(self, state: Mapping[str, Any]) -> None:
+        """Take over what `uses_state` returned."""
+        self._uses_left, self._awaited = dict(state["uses_left"]), set(state["awaited"])
+
+    def _enter(self, micro: Micro, kept: Kept) -> None:
         """Begin to count the uses of what is kept."""
         self._kept[micro.id] = kept
         self._uses_left[micro.id] = self._weight_uses
@@ -127,7 +131,7 @@ class Home(Stage):
             return
         self._kept[micro.id].weights = None
         if micro.id not in self._awaited:
-            self.kept_bytes -= self._kept.pop(micro.id).nbytes
+            self.weighed(self._kept.pop(micro.id), 0)
             del self._uses_left[micro.id]
 
 
@@ -155,19 +159,12 @@ class GraphHome(Home):
             self._enter(micro, self._kept[micro.id])
             return outputs
         leaves, spec = flatten(inputs)
-        kept = _Kept(micro, self.version, [t.detach() for t in leaves], spec)
+        kept = Kept(micro, self.version, [t.detach() for t in leaves], spec)
         with torch.no_grad(), self._forward_weights(kept):
-            outputs = self._run(kept)
+            outputs = self.run(kept)
         kept.inputs = []
         self._enter(micro, kept)
         return map_tensors(Tensor.detach, outputs)
-
-    @contextmanager
-    def _forward_weights(self, kept: _Kept) -> Iterator[None]:
-        with super()._forward_weights(kept):
-            if self.rules.weights == "stash":
-                kept.weights = [p.data for p in self.params]
-            yield
 
     def input_gradient(self, micro: Micro, cotangent: Gradients | None) -> Gradients:
         inputs = self._kept[micro.id].inputs
@@ -182,7 +179,7 @@ class GraphHome(Home):
     def _differentiate(self, micro: Micro, cotangent: Gradients | None, wanted: Sequence[Tensor]) -> Gradients:
         kept = self._kept[micro.id]
         with self._backward_weights(kept):
-            roots, grads = self._roots(kept, cotangent)
+            roots, grads, _ = self.activation.roots(self, kept, cotangent)
             found = torch.autograd.grad(roots, wanted, grads, allow_unused=True) if roots and wanted else None
         kept.outputs = None
         return [None] * len(wanted) if found is None else list(found)
@@ -197,12 +194,12 @@ class LinearHome(Home):
         self.shapes: dict[int, tuple[int, ...]] = {}
 
     def forward(self, micro: Micro, inputs: Tree, target: Tree = None) -> Tree:
-        kept = _Kept(micro, self.version, [inputs.detach()], "tensor")
+        kept = Kept(micro, self.version, [inputs.detach()], "tensor")
         with torch.no_grad(), self._forward_weights(kept):
-            outputs: Tensor = self._run(kept)
-            if self._weight_uses and self.rules.weights == "stash":
-                kept.weights = [p.data for p in self.params]
+            outputs: Tensor = self.run(kept)
         kept.inputs = []
+        if not self._weight_uses:
+            kept.weights = None
         self.shapes[micro.id] = tuple(inputs.shape)
         self._enter(micro, kept)
         return outputs.detach()
@@ -225,10 +222,14 @@ class LinearHome(Home):
             return [*self.linear.weight_gradients(delta, inputs)]
 
     def _seen_by_backward(self, micro: Micro) -> list[Tensor]:
-        kept = self._kept[micro.id]
-        if self.rules.weights == "average":
-            return self.updater.past(self.version - kept.version)
-        return [p.data for p in self.params] if kept.weights is None else kept.weights
+        return self.backward_view.weights(self._kept[micro.id], self.version)
+
+    def uses_state(self) -> dict[str, Any]:
+        return {**super().uses_state(), "shapes": self.shapes}
+
+    def load_uses(self, state: Mapping[str, Any]) -> None:
+        super().load_uses(state)
+        self.shapes = dict(state["shapes"])
 
     def _clear(self, micro: Micro) -> None:
         super()._clear(micro)

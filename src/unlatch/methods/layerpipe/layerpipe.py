@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ...errors import ConfigError, PlanError
 from ...nn.chain import Block, StageChain
@@ -13,22 +13,25 @@ from ...nn.tree import Tree
 from ...plan import Plan
 from ...plan.dataflow import Dataflow, layer_kinds
 from ...plan.layer_costs import LayerCost
+from ...plan.layer_groups import linear_of
 from ...plan.task_plan import TaskPlan
+from ...rules.activations import Graph
 from ...rules.bundle import Rules
+from ...rules.updates import StagePlace
+from ...rules.weights import backward_weights
 from ...runtime.blueprint import Blueprint
 from ...runtime.station import Station
 from ...schedule import Schedule, split_rounds, ticked
 from ..base import Delayed, Method, register
+from ..options import AtLeast
 from .away import GraphAway, LinearAway
 from .entries import TaskLayout
 from .home import GraphHome, Home, LinearHome, WholeHome
-from .planning import linear_of, plan_layers
+from .planner import LayerPipePlanner
+from .planning import plan_layers
 from .station import TaskStation
 
 __all__ = ["LayerPipe"]
-
-CHOICES = {"mode": ("divisible", "atomic", "factor", "stages"), "weights": ("stash", "latest", "average")}
-
 
 @register
 @dataclass(frozen=True)
@@ -54,25 +57,21 @@ class LayerPipe(Delayed):
 
     mode: Literal["divisible", "atomic", "factor", "stages"] = "divisible"
     weights: Literal["stash", "latest", "average"] = "stash"
-    g: int = 0
+    g: Annotated[int, AtLeast(0)] = 0
     halves: bool = False
     costs: str | tuple[LayerCost, ...] | None = None
     delays: tuple[int, ...] = ()
 
     name = "layerpipe"
     summary = "F, D and G of each layer placed by themselves, delay 2(K-k) or as planned"
+    planner = LayerPipePlanner()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option, allowed in CHOICES.items():
-            if getattr(self, option) not in allowed:
-                given = getattr(self, option)
-                raise ConfigError(f"layerpipe: {option} must be one of {', '.join(allowed)}, got {given!r}")
-        if isinstance(self.g, bool) or not isinstance(self.g, int) or self.g < 0:
-            raise ConfigError(f"layerpipe: g must be a whole number of slots, at least 0, got {self.g!r}")
         if self.places_tasks and self.beta != 1.0:
             raise ConfigError(f'layerpipe: beta acts between stages, so it needs mode="stages": got beta={self.beta}')
         object.__setattr__(self, "delays", tuple(self.delays))
+        self.rules()
 
     @property
     def places_tasks(self) -> bool:
@@ -84,7 +83,7 @@ class LayerPipe(Delayed):
         return split_rounds(stages, self.g) if self.g or self.halves else ticked(stages)
 
     def rules(self) -> Rules:
-        return self._rules(activations="graph", weights=self.weights)
+        return self._rules(Graph(), backward_weights(self.weights))
 
     def gaps(self, stages: int) -> tuple[int, ...]:
         return self.delays or super().gaps(stages)
@@ -184,7 +183,7 @@ class _Building:
             "tasks": tasks,
             "couriers": len(self.flow.couriers(layer)),
             "delay": math.ceil(self._reach(layer) / parts),
-            "factor": rules.step_decay ** (self.plan.processors - 1 - tasks.home),
+            "factor": rules.update.scale(StagePlace(tasks.home, self.plan.processors)),
         }
         place = (layer, len(self.maps), self._module(layer), rules, blueprint.options)
         if tasks.kind == "linear":

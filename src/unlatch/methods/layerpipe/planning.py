@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ...nn.chain import Block, stage_starts
-from ...nn.linear_map import LinearMap, linear_map
+from ...nn.linear_map import LinearMap
 from ...nn.tree import Tree
 from ...plan import make_plan, profile
 from ...plan.layer_costs import LayerCost, read_layer_costs
-from ...plan.layer_groups import Span, group_blocks, group_costs, grouped_profile, parameter_costs
+from ...plan.layer_groups import Span, group_blocks, group_costs, grouped_profile, linear_of, parameter_costs
 from ...plan.task_plan import TaskPlan
 from ...plan.task_planning import executable, place_layers, place_tasks
 
 if TYPE_CHECKING:
     from .layerpipe import LayerPipe
 
-__all__ = ["linear_of", "plan_layers"]
+__all__ = ["plan_layers"]
 
 Precision = Literal["fp32", "bf16"]
 
@@ -60,11 +60,6 @@ def plan_layers(
         note = f"{guess}; {note}" if note else guess
     counts = [sum(p.numel() for b in blocks[start:end] for p in b.module.parameters()) for start, end in spans]
     return executable(plan, names, spans, counts, loads=loads, g=method.g, measured=measured, note=note)
-
-
-def linear_of(blocks: Sequence[Block], span: Span, precision: str) -> LinearMap | None:
-    """The linear map that a layer is; none under autocast, where autograd has to keep track of dtypes."""
-    return linear_map([block.module for block in blocks[span[0] : span[1]]]) if precision == "fp32" else None
 
 
 def _costs(

@@ -162,6 +162,18 @@ class TaskStation(Station):
         # A copy starts where the memory of a received tensor would: kernels may depend on alignment.
         return [found[max(begin, first) - begin : max(0, min(end, last) - begin)].clone()]
 
+    def _kept_state(self) -> dict[str, Any]:
+        held = [[*key, item.value, item.uses] for key, item in self._held.items()]
+        home = self.home.uses_state() if self.home is not None else None
+        return {"held": held, "weight_gradients": self._weight_gradients, "home": home}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        self._held = {(name, micro): _Held(value, uses) for name, micro, value, uses in state["held"]}
+        self._held_bytes = sum(item.nbytes for item in self._held.values())
+        self._weight_gradients = dict(state["weight_gradients"])
+        if self.home is not None:
+            self.home.load_uses(state["home"])
+
     # --------------------------------------------------------------------------- tasks
 
     def _forward(self, job: Job, micro: Micro) -> dict[str, Any]:

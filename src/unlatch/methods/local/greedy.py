@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.optim import Optimizer
 
+from ...errors import ConfigError
 from ...rules.bundle import Rules
 from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ...schedule import Entry, Kind, Periodic, Port, Schedule, chain_entry
-from ..base import Method, register
-from ..checks import as_function, check_flag, check_positive
+from ..base import GradientKind, Method, register
+from ..options import Positive, as_function
 from .networks import Networks
 from .stations import ADJOINT, LEARN, LOSS, LOSS_DOWN, SEED, UPDATE_HEAD, GreedyStation, HeadStation, SynthesisStation
 
@@ -41,6 +42,19 @@ class Local(Method):
 
     def rules(self) -> Rules:
         return Rules()
+
+    @property
+    def gradient(self) -> GradientKind:
+        return "local"
+
+    @property
+    def inexact_at_rest(self) -> str | None:
+        return f"{self.name} trains stages on losses of their own, not on backpropagation's gradient"
+
+    def probing(self, every: int) -> Method | None:
+        raise ConfigError(
+            f"a probe compares with backpropagation, and {self.name} has no border to measure at: leave it out"
+        )
 
     def local_stages(self, blueprint: Blueprint) -> list[Stage]:
         """The stages of this process."""
@@ -129,15 +143,13 @@ class DNI(Local):
 
     synthesiser: Callable[[tuple[int, ...], int], nn.Module] | None = field(default=None, repr=False)
     conditioned: bool = True
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
 
     name = "dni"
     summary = "each stage guesses the gradient from above"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("dni: learning_rate", self.learning_rate)
-        check_flag("dni: conditioned", self.conditioned)
         made = as_function("dni: synthesiser", self.synthesiser, "(border_shape, classes)")
         object.__setattr__(self, "synthesiser", made)
 

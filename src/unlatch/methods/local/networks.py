@@ -15,6 +15,7 @@ from ...nn.heads import GradientSynthesiser, local_head
 from ...nn.randomness import replayable
 from ...nn.ranged import Ranged
 from ...nn.tree import batch_size, map_tensors
+from ...rules.updates import StagePlace
 from ...runtime.blueprint import Blueprint
 from ...runtime.trained import Trained
 from .loss import check_loss
@@ -89,7 +90,7 @@ class Networks:
         net = Ranged(parts, border.shape, rescale=rescale)
         check_auxnet(net, border)
         clip = None if shared else options.clip_grad_norm
-        trained = Trained(net, _given(optimizer, options.optimizer), options.lr_scheduler, clip)
+        trained = Trained(net, self._place(stage), _given(optimizer, options.optimizer), options.lr_scheduler, clip)
         size = capacity(net, border)
         if size.flop_ratio > 0.5:
             log.warning(
@@ -99,6 +100,9 @@ class Networks:
                 100 * size.flop_ratio,
             )
         return trained, size
+
+    def _place(self, stage: int) -> StagePlace:
+        return StagePlace(stage, self.blueprint.stages)
 
     def _own(self, net: Any, described: str) -> nn.Module:
         """The network itself, if no other part of the run trains any of its weights."""
@@ -131,7 +135,7 @@ class Networks:
                 f"the synthesiser of stage {stage} is a {type(net).__name__} without loss(h, target, gradient): give "
                 "it one, as unlatch.nn.heads.GradientSynthesiser has"
             )
-        return Synthesis(Trained(net, lambda params: torch.optim.Adam(params, lr=rate)))
+        return Synthesis(Trained(net, self._place(stage), lambda params: torch.optim.Adam(params, lr=rate)))
 
     def _has_classes(self) -> bool:
         assert self.blueprint.sample is not None
@@ -147,7 +151,13 @@ class Networks:
             else:
                 net = local_head(border.shape, self.output, f"the end of stage {stage}").to(self.dtype)
         self._check_head(self._own(net, f"the head of stage {stage}"), stage)
-        return Trained(net, _given(optimizer, options.optimizer), options.lr_scheduler, options.clip_grad_norm)
+        return Trained(
+            net,
+            self._place(stage),
+            _given(optimizer, options.optimizer),
+            options.lr_scheduler,
+            options.clip_grad_norm,
+        )
 
     def _check_head(self, net: nn.Module, stage: int) -> None:
         shape = self.borders[stage + 1].shape

@@ -14,6 +14,7 @@ from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
 from ...runtime.trained import Trained
 from ...schedule import Kind
+from .statistics import LocalStatistics, time_by_part
 from .synthesis import Synthesis
 
 __all__ = ["GreedyStation", "HeadStation", "SynthesisStation"]
@@ -59,6 +60,12 @@ class GreedyStation(Station):
         self._outputs[micro.id] = out, target
         return ((out, target),)
 
+    def _kept_state(self) -> dict[str, Any]:
+        return {"outputs": self._outputs, "seeds": self._seeds}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        self._outputs, self._seeds = dict(state["outputs"]), dict(state["seeds"])
+
     def seed(self, micro: Micro) -> Sequence[Any]:
         """Make what the backward starts from."""
         raise NotImplementedError(f"{type(self).__name__} is for the last stage, which starts from the loss")
@@ -67,6 +74,9 @@ class GreedyStation(Station):
         """Go back from the seed."""
         self._differentiate(micro)
         return ()
+
+    def measured(self, seconds: Mapping[str, float], micros: int, batches: int) -> LocalStatistics:
+        return LocalStatistics(self.index, time_by_part(seconds), micros, batches)
 
     def _differentiate(self, micro: Micro) -> Tensor | None:
         """**Returns:** the gradient at the stage's input."""
@@ -99,6 +109,13 @@ class HeadStation(GreedyStation):
         assert leaf.grad is not None
         self._seeds[micro.id] = leaf.grad
         return ()
+
+    def _kept_state(self) -> dict[str, Any]:
+        return {**super()._kept_state(), "batches": self._batches}
+
+    def _load_kept(self, state: Mapping[str, Any]) -> None:
+        super()._load_kept(state)
+        self._batches = state["batches"]
 
     def update_head(self, micro: Micro) -> Sequence[Any]:
         """Apply the gradients of the head."""

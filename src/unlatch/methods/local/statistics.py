@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from ...nn.auxiliary import Capacity
 from ...schedule.layer_parallel import LayerParallelTimes
-from .records import BorderRecord
 
-__all__ = ["LocalStatistics", "layer_parallel_times", "time_by_part"]
+__all__ = ["BorderRecord", "LocalStatistics", "layer_parallel_times", "time_by_part"]
 
 _SERIAL = ("forward", "backward", "update")
 #: What entries are called in the speed-up formula; whatever else there is belongs to borders.
@@ -36,6 +35,31 @@ def time_by_part(seconds: Mapping[str, float]) -> dict[str, float]:
         part = _PARTS.get(kind, "border")
         found[part] = found.get(part, 0.0) + spent
     return found
+
+
+@dataclass(frozen=True)
+class BorderRecord:
+    """One measurement.
+
+    **Arguments:**
+
+    - `update`: when.
+    - `violation`: distance between predicted input and arriving state, relative to the state.
+    - `jump`: distance between the gradient on the input and the seed given to the stage below, relative to the former.
+    - `multiplier`: norm of the multiplier, 0 without one (and where it is only guessed on the other side).
+    - `loss`: psi, what the prediction is asked to lower.
+    """
+
+    update: int
+    violation: float
+    jump: float
+    multiplier: float
+    loss: float
+
+    def metrics(self, border: int) -> dict[str, float]:
+        """The numbers under names for `unlatch.io.metrics`."""
+        numbers = {k: v for k, v in asdict(self).items() if k != "update"}
+        return {f"border{border}/{name}": value for name, value in numbers.items()}
 
 
 @dataclass(frozen=True)

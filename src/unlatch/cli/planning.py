@@ -1,7 +1,8 @@
-"""Where the costs of layers come from: a file, a published network, or the user's own model, counted or measured."""
+"""What `plan` and `simulate` share: the layers to place, the machine to place them on, and the flags that name them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -9,19 +10,33 @@ from typing import Annotated, NamedTuple
 import typer
 
 from ..errors import ConfigError
-from ..methods.layerpipe.planning import linear_of
+from ..methods import BASELINE
 from ..nn.chain import chain
 from ..plan import profile
-from ..plan.layer_costs import LayerCost, read_layer_costs
-from ..plan.layer_groups import group_blocks, group_costs, grouped_profile
+from ..plan.layer_costs import LARGEST, SMALLEST, LayerCost, read_layer_costs
+from ..plan.layer_groups import group_blocks, group_costs, grouped_profile, linear_of
 from ..plan.mac import mac_costs
 from ..plan.model_costs import model_costs
 from ..plan.networks import network_shapes
 from ..plan.systolic import systolic_costs
-from .brief import build_model, loaders, model_options
+from ..schedule.channel import Channel
+from ..schedule.machine import Machine
+from .prepare import build_model, loaders, model_options
 from .settings import read_settings
 
-__all__ = ["ArraySide", "BatchSize", "CostModel", "CostSource", "CostsFile", "Layers", "layer_costs"]
+__all__ = [
+    "MOST_DEVICES",
+    "ArraySide",
+    "BatchSize",
+    "CostModel",
+    "CostSource",
+    "CostsFile",
+    "Layers",
+    "check_devices",
+    "layer_costs",
+    "machine_of",
+    "writable",
+]
 
 _BATCH, _ARRAY = 64, 128
 
@@ -93,7 +108,7 @@ def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
     if how not in ("measured", "mac"):
         raise ConfigError(f"--cost-model for a model of one's own is measured or mac, got {how!r}")
     # Whatever the settings say of method and stages is what the plan is to decide.
-    config, _ = read_settings(conf, [], method="bp", data_dir=data_dir)
+    config, _ = read_settings(conf, [], method=BASELINE, data_dir=data_dir)
     loader = loaders(config)[0]
     x = loader.batch(0, 0)[0]
     blocks = chain(build_model(config, model_options(config, loader)))
@@ -105,3 +120,55 @@ def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
         costs = grouped_profile(profile(blocks, x, precision=precision), spans)
     linear = [linear_of(blocks, span, precision) is not None for span in spans]
     return Layers(costs, config.data.batch_size, linear)
+
+
+#: Beyond it a plan is a list of idle devices that no memory holds.
+MOST_DEVICES = 100_000
+
+
+def machine_of(
+    bandwidth: float, latency: float, *, overlapped: bool = True, jitter: float = 0.0, seed: int = 0
+) -> Machine:
+    """The machine that flags ask for.
+
+    >>> machine_of(100.0, 0.5).channel.time(50)
+    1.0
+    """
+    if not (SMALLEST <= bandwidth <= LARGEST or bandwidth == math.inf):
+        raise ConfigError(
+            f"--bandwidth is in bytes per unit of time, from {SMALLEST:g} to {LARGEST:g} or inf, got {bandwidth}"
+        )
+    if not (latency == 0 or SMALLEST <= latency <= LARGEST):
+        raise ConfigError(f"--latency is a time, 0 or from {SMALLEST:g} to {LARGEST:g}, got {latency}")
+    if not 0 <= jitter <= 10:
+        raise ConfigError(f"--jitter is a relative standard deviation from 0 to 10, got {jitter}")
+    return Machine(Channel(bandwidth, latency, overlapped), jitter=jitter, seed=seed)
+
+
+def check_devices(count: int) -> int:
+    """The number of devices if there can be so many.
+
+    >>> check_devices(4)
+    4
+    """
+    if count > MOST_DEVICES:
+        raise ConfigError(f"--devices goes up to {MOST_DEVICES:,}, got {count}")
+    return count
+
+
+def writable(path: Path | None, flag: str, endings: tuple[str, ...] = ()) -> None:
+    """Refuse, before any work is done, a path that cannot be written or a picture of unknown form.
+
+    >>> writable(Path("absent/plan.json"), "--out")
+    Traceback (most recent call last):
+        ...
+    unlatch.errors.ConfigError: --out absent/plan.json: there is no folder absent
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: is a folder; expected the name of a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{flag} {path}: there is no folder {path.parent}")
+    if endings and path.suffix.lower() not in endings:
+        raise ConfigError(f"{flag} {path}: expected a name that ends in {' or '.join(endings)}")

@@ -1,4 +1,4 @@
-"""From settings to a brief: everything the ranks of one run must agree on, decided once and sent to all of them."""
+"""From settings to a prepared run: everything its ranks must agree on, decided once and sent to all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +19,17 @@ from ..api.given_plan import follow_tasks, read_plan
 from ..config import Config
 from ..data.loader import Loader
 from ..errors import ConfigError
-from ..methods import DTRP, LayerPipe, Method, get
+from ..methods import Method, get
 from ..nn.chain import chain
 from ..nn.tree import Tree
 from ..plan import Plan
 from ..schedule.stability import Advice
 
-__all__ = ["Brief", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
+__all__ = ["PreparedRun", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
 
 
 @dataclass(frozen=True)
-class Brief:
+class PreparedRun:
     """A run with every open choice made: which cut, how many micro-batches, how many updates.
 
     **Arguments:**
@@ -51,28 +51,18 @@ class Brief:
     advice: Advice | None = None
 
     @property
-    def units(self) -> int:
-        """What the engine counts as batches in one epoch: several of the loader's as one under batch compensation."""
-        return math.ceil(self.batches / self.joined)
-
-    @property
-    def joined(self) -> int:
-        """Batches of the loader that are processed as one."""
-        return self.method.compensate if isinstance(self.method, DTRP) and self.method.compensate != "auto" else 1
-
-    @property
-    def parts(self) -> int:
-        """Micro-batches per update."""
-        return (self.method.microbatches if self.method.microbatches != "auto" else 1) * self.method.accumulate
+    def steps(self) -> int:
+        """Steps in one epoch: batches of the loader, or of several of them joined."""
+        return math.ceil(self.batches / self.method.joined)
 
 
-def updates_in(units: int, epochs: int, accumulate: int) -> int:
+def updates_in(steps: int, epochs: int, accumulate: int) -> int:
     """Updates of a whole run; what is left of an accumulation at the end makes one of its own.
 
-    >>> updates_in(units=5, epochs=2, accumulate=4)
+    >>> updates_in(steps=5, epochs=2, accumulate=4)
     3
     """
-    return math.ceil(units * epochs / accumulate)
+    return math.ceil(steps * epochs / accumulate)
 
 
 def loaders(config: Config) -> tuple[Loader, Loader]:
@@ -101,7 +91,7 @@ def model_options(config: Config, train: Loader) -> dict[str, Any]:
     return suited | config.model.options
 
 
-def prepare(config: Config, train: Loader | None = None, before: Mapping[str, Any] | None = None) -> Brief:
+def prepare(config: Config, train: Loader | None = None, before: Mapping[str, Any] | None = None) -> PreparedRun:
     """Read the data, build the model, measure it, cut it, and decide what was left open.
 
     Everything that can be wrong with the settings comes to light here, before any process is started.
@@ -119,8 +109,8 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
     method = get(config.method.name, **config.method.options)
     changes: dict[str, Any] = {"sample": sample, "distributed": False}
     if before is not None:
-        if isinstance(method, DTRP):
-            method = replace(method, compensate=before.get("joined", method.compensate))
+        if "joined" in before:
+            method = method.joining(before["joined"])
         if before.get("split") is not None:
             changes["split"] = before["split"]
     if config.run.plan is not None:
@@ -131,15 +121,15 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
     # The plan shows its own note, and the advice has a place of its own.
     shown = {trial.plan.note, "" if trial.advice is None else trial.advice.warning}
     notes = tuple(dict.fromkeys(note for note in [*trial.notes, *remarks] if note not in shown))
-    return Brief(config, trial.method, trial.plan, options, len(loader), notes, advice)
+    return PreparedRun(config, trial.method, trial.plan, options, len(loader), notes, advice)
 
 
 def _given(config: Config, model: nn.Module, method: Method) -> Plan:
     given = read_plan(str(config.run.plan), config.method.name)
-    if not isinstance(method, LayerPipe) or not given.tasks:
-        raise ConfigError(f"run.plan: {given.source} places no tasks of layerpipe: give it with --plan")
+    if not given.tasks:
+        raise ConfigError(f"run.plan: {given.source} places no tasks: give it with --plan")
     if given.stages != config.run.stages:
-        raise ConfigError(f"run.plan: {given.source} uses {given.stages} processors, but run.stages is not as many")
+        raise ConfigError(f"run.plan: {given.source} uses {given.stages} devices, but run.stages is not as many")
     return follow_tasks(given, chain(model), method, config.run.precision)
 
 
@@ -165,14 +155,14 @@ def _said() -> Iterator[list[str]]:
         log.removeFilter(keep)
 
 
-def make_run(brief: Brief, sample: tuple[Tree, Tree] | None = None, **changes: Any) -> Run:
-    """The run of a brief, on whatever ranks this process is one of; `changes` replace arguments of `parallelize`."""
-    config = brief.config
-    updates = updates_in(brief.units, config.run.epochs, brief.method.accumulate)
-    settings = {"plan": brief.plan, "lr_scheduler": config.lr_factory(updates), "sample": sample}
-    model = changes.pop("model", None) or build_model(config, brief.model_options)
-    method = changes.pop("method", brief.method)
-    with _said():  # what there is to say was said when the brief was made
+def make_run(prepared: PreparedRun, sample: tuple[Tree, Tree] | None = None, **changes: Any) -> Run:
+    """The run itself, on whatever ranks this process is one of; `changes` replace arguments of `parallelize`."""
+    config = prepared.config
+    updates = updates_in(prepared.steps, config.run.epochs, prepared.method.accumulate)
+    settings = {"plan": prepared.plan, "lr_scheduler": config.lr_factory(updates), "sample": sample}
+    model = changes.pop("model", None) or build_model(config, prepared.model_options)
+    method = changes.pop("method", prepared.method)
+    with _said():  # what there is to say was said when it was prepared
         return _parallelize(config, model, method, **{**settings, **changes})
 
 

@@ -1,0 +1,86 @@
+"""How a stage applies its gradients: averaged or summed, with which step size, with which optimizer settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import nn
+from torch.optim import Optimizer
+
+__all__ = ["OptimizerFactory", "StagePlace", "UpdateRule", "make_optimizer"]
+
+OptimizerFactory: TypeAlias = Callable[..., Optimizer]
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """Where in the network a stage is, for whatever depends on that.
+
+    **Arguments:**
+
+    - `index`, `count`: it is the `index`-th of `count` stages, from 0.
+    - `delay`: most updates that pass between one of its forwards and the backward.
+    - `names`: of its trained parameters, in the order in which an optimizer factory is given them.
+    """
+
+    index: int
+    count: int
+    delay: int = 0
+    names: tuple[str, ...] = ()
+
+
+def make_optimizer(factory: OptimizerFactory, params: list[nn.Parameter], place: StagePlace) -> Optimizer:
+    """Call a factory with the parameters of a stage and, if it asks for that, with its place.
+
+    It asks with a second positional argument that has no default, or that is called `stage`.
+
+    >>> import torch
+    >>> w = torch.nn.Parameter(torch.zeros(1))
+    >>> def slower_below(params, stage):
+    ...     return torch.optim.SGD(params, lr=0.1 / (1 + stage.delay))
+    >>> make_optimizer(slower_below, [w], StagePlace(0, 2, delay=1)).param_groups[0]["lr"]
+    0.05
+    >>> type(make_optimizer(torch.optim.SGD, [w], StagePlace(0, 2))).__name__
+    'SGD'
+    """
+    return factory(params, place) if _asks_for_place(factory) else factory(params)
+
+
+def _asks_for_place(factory: OptimizerFactory) -> bool:
+    try:
+        listed = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # built-in callables have none
+        return False
+    positional = [p for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "stage")
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """The common case: the user's optimizer, its step size smaller by a factor for each stage further down.
+
+    **Arguments:**
+
+    - `averages`: whether gradients accumulated over several batches are averaged (else summed).
+    - `decay`: learning rate of stage k of K is multiplied by `decay ** (K - k)`.
+
+    >>> UpdateRule(decay=0.5).scale(StagePlace(0, 3))
+    0.25
+    """
+
+    averages: bool = True
+    decay: float = 1.0
+
+    def scale(self, place: StagePlace) -> float:
+        """What multiplies the learning rate of a stage, always."""
+        return float(self.decay ** (place.count - 1 - place.index))
+
+    def scale_at(self, place: StagePlace, update: int) -> float:
+        """What multiplies it besides, at one update."""
+        return 1.0
+
+    def tune(self, optimizer: Any, place: StagePlace) -> None:
+        """Change settings of a stage's new optimizer, such as its momentum."""

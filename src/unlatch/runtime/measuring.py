@@ -1,0 +1,117 @@
+"""What is measured at a stage while it computes: bytes, versions, how well inputs are reconstructed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..nn.chain import Block, StageChain
+from ..nn.inverse_check import check_blocks
+from ..nn.tree import Tree, unflatten
+from ..rules.kept import Kept
+from .metering import PeakMeter, Scale
+from .reconstruction import Reconstruction
+
+__all__ = ["Measured"]
+
+_COUNTS = ("kept_bytes", "peak_bytes", "peak_versions", "stored_bytes", "most_in_flight")
+
+
+class Measured:
+    """The measuring half of a `Stage`. Graphs are weighed once for each shape of input, which takes time.
+
+    **Arguments:**
+
+    - `module`: of the stage; its weights and buffers are there anyway and weigh nothing.
+    - `inverse_tolerance`: relative error with which its inverse passes; that of `check_blocks` if `None`.
+    """
+
+    def __init__(self, module: nn.Module, inverse_tolerance: float | None = None) -> None:
+        self.kept_bytes = self.peak_bytes = self.peak_versions = 0
+        self.stored_bytes = self.most_in_flight = 0
+        self.reconstruction = Reconstruction()
+        self._module = module
+        self._inverse_tolerance = inverse_tolerance
+        self.inverse_checked = False
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def weighed(self, kept: Kept, nbytes: int) -> None:
+        """Take note of the bytes that are kept of a micro-batch now."""
+        self.kept_bytes += nbytes - kept.nbytes
+        kept.nbytes = nbytes
+        self.peak_bytes = max(self.peak_bytes, self.kept_bytes)
+
+    def forward_done(self, in_flight: int) -> None:
+        """Take note of the moment after a forward, with so many micro-batches under way."""
+        self.stored_bytes = max(self.stored_bytes, self.kept_bytes)
+        self.most_in_flight = max(self.most_in_flight, in_flight)
+
+    @contextmanager
+    def weighing(self, kept: Kept) -> Iterator[Scale | None]:
+        """Weigh the graph that is made inside, unless one of its shape was weighed before."""
+        shapes = _shapes(kept.inputs)
+        known = self._known.get(shapes)
+        scale = Scale([*self._module.parameters(), *self._module.buffers()]) if known is None else None
+        yield scale
+        if scale is not None:
+            for t in [*kept.inputs, *(kept.outputs or [])]:
+                scale(t)
+            known = self._known[shapes] = scale.total
+        self.weighed(kept, known or 0)
+
+    @contextmanager
+    def metering(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Find the most bytes that graphs inside, made and freed one by one, hold at once."""
+        shapes = _shapes(tensors)
+        known = self._known.get(shapes)
+        meter = PeakMeter([*self._module.parameters(), *self._module.buffers()]) if known is None else None
+        with meter.measuring() if meter is not None else nullcontext():
+            yield
+        if meter is not None:
+            known = self._known[shapes] = meter.peak
+        self.peak_bytes = max(self.peak_bytes, self.kept_bytes + (known or 0))
+
+    def sampled(self, kept: Kept) -> Tree:
+        """A few numbers of the input, to measure its reconstruction with."""
+        return self.reconstruction.sample(kept.micro.id, unflatten(kept.spec, kept.inputs))
+
+    def reconstructed(self, kept: Kept, inputs: Tree) -> None:
+        """Measure a reconstruction."""
+        self.reconstruction.compare(kept.micro.id, kept.probe, inputs)
+
+    def check_inverse(self, kept: Kept) -> None:
+        """Before any update: with a wrong inverse a stage would learn, but from inputs that never were."""
+        self.inverse_checked = True
+        if all(bool(t.isfinite().all()) for t in kept.inputs):
+            check_blocks(_blocks(self._module), unflatten(kept.spec, kept.inputs), self._inverse_tolerance)
+
+    def measured_state(self) -> dict[str, Any]:
+        """All counts so far."""
+        return {
+            **{name: getattr(self, name) for name in _COUNTS},
+            "errors": list(self.reconstruction.history),
+            "worst": self.reconstruction.worst,
+            "inverse_checked": self.inverse_checked,
+        }
+
+    def load_measured(self, state: dict[str, Any]) -> None:
+        """Take over what `measured_state` returned."""
+        for name in _COUNTS:
+            setattr(self, name, state[name])
+        self.reconstruction = Reconstruction()
+        self.reconstruction.history.extend(tuple(pair) for pair in state["errors"])
+        self.reconstruction.worst = state["worst"]
+        self.inverse_checked = state["inverse_checked"]
+
+
+def _shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    return tuple((t.shape, t.dtype) for t in tensors)
+
+
+def _blocks(module: nn.Module) -> list[Block]:
+    if isinstance(module, StageChain):
+        return [Block(name, block) for name, block in zip(module.names, module.blocks, strict=True)]
+    return [Block(type(module).__name__, module)]
