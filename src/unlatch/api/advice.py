@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..methods import Delayed, Method
-from ..rules.predict import predictor
+from ..methods import Method
 from ..runtime.updating import Optimizer
 from ..schedule.stability import Advice, advise
 
@@ -30,15 +29,14 @@ def advise_method(
     momentum = group["betas"][0] if adaptive else group.get("momentum")
     if momentum is None:
         return None
-    parts = (1 if method.microbatches == "auto" else method.microbatches) * method.accumulate
-    chosen = predictor(method.predict) if isinstance(method, Delayed) else None
+    chosen = method.prediction
     return advise(
         method.gaps(stages),
         momentum=float(momentum),
         nesterov=bool(group.get("nesterov", False)),
         predictor=None if chosen is None else chosen.name,
         alpha=1.0 if chosen is None else chosen.regulator.alpha,
-        microbatches=parts,
+        microbatches=method.per_update,
         batch_size=batch_size,
         nesterov_available=not adaptive,
     )

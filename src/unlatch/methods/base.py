@@ -18,6 +18,9 @@ from ..lookup import call, did_you_mean
 from ..nn.chain import Block
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
+from ..plan.layer_costs import LayerCost
+from ..plan.layerpipe import LayerPipePlan
+from ..plan.partition import contiguous_split
 from ..rules.activations import Activation
 from ..rules.bundle import Rules
 from ..rules.gradients import FromAbove, Gradient, Shrunk
@@ -27,8 +30,11 @@ from ..rules.weights import BackwardWeights, Current, ForwardWeights, Newest, Pr
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import Stage
 from ..runtime.station import ChainStation, Station
-from ..schedule import Schedule
+from ..schedule import Schedule, Workload
+from ..schedule.channel import Channel
+from ..schedule.simulation import Costed
 from ..schedule.stability import auto_microbatches, version_gaps
+from .costs import chain_workload, stage_costs
 from .options import Whole, check_options
 from .planner import Planner
 
@@ -141,6 +147,35 @@ class Method(ABC):
         """Options that are decided by measuring the stages, and a sentence that says why; none for most methods."""
         return {}, ""
 
+    # --------------------------------------------------------- what it costs, in virtual time
+
+    def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
+        """Times and bytes of `schedule(len(starts))`.
+
+        **Arguments:**
+
+        - `layers`: their costs for one micro-batch.
+        - `starts`: first layer of each stage.
+        - `data_bytes`: of the data of one micro-batch.
+        """
+        return chain_workload(stage_costs(layers, starts), self.rules().activation)
+
+    def cuts(self, layers: Sequence[LayerCost], stages: int) -> list[list[int]]:
+        """First layers of the stages in cuts that are worth a trial where messages take no time."""
+        last = [float(layer.work) for layer in layers]
+        again = [float(layer.F) if self.recomputes else 0.0 for layer in layers]
+        return [contiguous_split([a + b for a, b in zip(last, again, strict=True)], stages, last=last)]
+
+    def most_stages(self, layers: int) -> int:
+        """Devices that so many layers can keep busy."""
+        return layers
+
+    def placed(
+        self, layers: Sequence[LayerCost], devices: int, channel: Channel, linear: Sequence[bool] | None
+    ) -> tuple[LayerPipePlan, Costed] | None:
+        """Where each task goes, and the schedule that follows, if it places tasks one by one instead of cutting."""
+        return None
+
     # ---------------------------------------------------- what it says about itself
 
     #: Whether `lr_scale` says anything.
@@ -218,6 +253,11 @@ class Method(ABC):
     @property
     def inexact_at_rest(self) -> str | None:
         """Why gradients differ from backpropagation's even while weights stand still; `None` if they do not."""
+        return None
+
+    @property
+    def prediction(self) -> Predictor | None:
+        """What predicts the weights that forwards see, where it can be chosen."""
         return None
 
     @property
@@ -308,6 +348,10 @@ class Delayed(Method):
             value = getattr(self, name)
             if not 0.0 < value <= 1.0:
                 raise ConfigError(f"{self.name}: {name} must lie in (0, 1], got {value!r}")
+
+    @property
+    def prediction(self) -> Predictor | None:
+        return predictor(self.predict)
 
     @property
     def inexact_at_rest(self) -> str | None:

@@ -105,7 +105,7 @@ def sweep(
                     float(simulation.bubble),
                     max(run.gaps) / (run.microbatches * run.method.accumulate),
                     max(device_bytes(run)),
-                    float(sum(simulation.sent_bytes)) * run.microbatches,
+                    float(sum(simulation.link_bytes.values())) * run.microbatches,
                 )
             )
     return rows

@@ -16,7 +16,7 @@ from .runs import streams
 from .simulator import Timeline, no_collection, simulate
 from .workload import Workload
 
-__all__ = ["Simulation", "Span", "simulate_schedule"]
+__all__ = ["Costed", "Simulation", "Span", "simulate_schedule"]
 
 _GRADIENTS: tuple[Cost, ...] = ("backward", "weight gradient")
 
@@ -210,6 +210,31 @@ def simulate_schedule(
         devices=homes,
         groups=tuple(microbatches * min(per_update, batches - n) for n in range(0, batches, per_update)),
     )
+
+
+@dataclass(frozen=True)
+class Costed:
+    """A schedule with what it costs and where its stations are; arguments as in `simulate_schedule`."""
+
+    schedule: Schedule
+    workload: Workload
+    devices: Sequence[int] | None = None
+    device_count: int | None = None
+
+    def simulate(
+        self, batches: int, microbatches: int = 1, per_update: int = 1, machine: Machine | None = None
+    ) -> Simulation:
+        """Run it in virtual time."""
+        return simulate_schedule(
+            self.schedule,
+            self.workload,
+            batches=batches,
+            microbatches=microbatches,
+            per_update=per_update,
+            devices=self.devices,
+            device_count=self.device_count,
+            machine=machine,
+        )
 
 
 def _most_open(opened: Sequence[float], closed: Sequence[float]) -> int:

@@ -14,6 +14,7 @@ from ...plan import Plan
 from ...plan.dataflow import Dataflow, layer_kinds
 from ...plan.layer_costs import LayerCost
 from ...plan.layer_groups import linear_of
+from ...plan.layerpipe import LayerPipePlan, plan_layerpipe
 from ...plan.task_plan import TaskPlan
 from ...rules.activations import Graph
 from ...rules.bundle import Rules
@@ -22,6 +23,8 @@ from ...rules.weights import backward_weights
 from ...runtime.blueprint import Blueprint
 from ...runtime.station import Station
 from ...schedule import Schedule, split_rounds, ticked
+from ...schedule.channel import Channel
+from ...schedule.simulation import Costed
 from ..base import Delayed, Method, register
 from ..options import AtLeast
 from .away import GraphAway, LinearAway
@@ -30,6 +33,7 @@ from .home import GraphHome, Home, LinearHome, WholeHome
 from .planner import LayerPipePlanner
 from .planning import plan_layers
 from .station import TaskStation
+from .workload import costed
 
 __all__ = ["LayerPipe"]
 
@@ -112,6 +116,18 @@ class LayerPipe(Delayed):
             raise PlanError(
                 f'layerpipe in mode "{self.mode}" needs a plan of tasks: leave plan out, or pass a TaskPlan'
             )
+
+    def most_stages(self, layers: int) -> int:
+        # Three tasks of every layer, but no input gradient of the first one.
+        return 3 * layers - 1 if self.places_tasks else layers
+
+    def placed(
+        self, layers: Sequence[LayerCost], devices: int, channel: Channel, linear: Sequence[bool] | None
+    ) -> tuple[LayerPipePlan, Costed] | None:
+        if not self.places_tasks:
+            return None
+        plan = plan_layerpipe(layers, devices, self.mode, channel=channel, linear=linear)
+        return plan, costed(plan)
 
     def follow(self, plan: Plan) -> Method:
         return replace(self, delays=plan.delays) if isinstance(plan, TaskPlan) else self

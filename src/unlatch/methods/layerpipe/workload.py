@@ -12,10 +12,10 @@ from ...plan.layerpipe import LayerPipePlan
 from ...schedule import Kind, Workload
 from ...schedule.entries import Route
 from ...schedule.machine import Machine
-from ...schedule.simulation import Simulation, simulate_schedule
+from ...schedule.simulation import Costed, Simulation
 from .entries import TaskLayout
 
-__all__ = ["simulate_layerpipe", "task_workload"]
+__all__ = ["costed", "simulate_layerpipe", "task_workload"]
 
 
 def simulate_layerpipe(
@@ -34,15 +34,14 @@ def simulate_layerpipe(
     >>> float(run.makespan), float(run.interval)
     (97.75, 2.75)
     """
+    return costed(plan, exact=exact).simulate(batches, machine=machine or Machine(plan.channel))
+
+
+def costed(plan: LayerPipePlan, *, exact: bool = False) -> Costed:
+    """The schedule that training follows under a plan, with times and bytes for one mini-batch."""
     layout = TaskLayout(plan.dataflow, plan.processors)
-    return simulate_schedule(
-        layout.schedule,
-        task_workload(layout, plan.layers, exact=exact and isinstance(plan.initiation_interval, Fraction)),
-        batches=batches,
-        devices=layout.devices,
-        device_count=plan.processors,
-        machine=machine or Machine(plan.channel),
-    )
+    workload = task_workload(layout, plan.layers, exact=exact and isinstance(plan.initiation_interval, Fraction))
+    return Costed(layout.schedule, workload, layout.devices, plan.processors)
 
 
 def task_workload(layout: TaskLayout, layers: Sequence[LayerCost], *, exact: bool = False) -> Workload:
