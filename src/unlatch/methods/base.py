@@ -18,7 +18,7 @@ from ..lookup import call, did_you_mean
 from ..nn.chain import Block
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
-from ..plan.layer_costs import LayerCost
+from ..plan.layer_costs import LayerCost, as_chain
 from ..plan.layerpipe import LayerPipePlan
 from ..plan.partition import contiguous_split
 from ..rules.activations import Activation
@@ -31,7 +31,7 @@ from ..runtime.blueprint import Blueprint
 from ..runtime.stage import Stage
 from ..runtime.station import ChainStation, Station
 from ..schedule import Schedule, Workload
-from ..schedule.channel import Channel
+from ..schedule.channel import FREE, Channel
 from ..schedule.simulation import Costed
 from ..schedule.stability import auto_microbatches, version_gaps
 from .costs import chain_workload, stage_costs
@@ -175,6 +175,12 @@ class Method(ABC):
     ) -> tuple[LayerPipePlan, Costed] | None:
         """Where each task goes, and the schedule that follows, if it places tasks one by one instead of cutting."""
         return None
+
+    def example(self, stages: int) -> Costed:
+        """Its schedule for as many equal layers on as many devices."""
+        layers = as_chain([LayerCost(str(layer), 1, 1, 1) for layer in range(stages)])
+        found = self.placed(layers, stages, FREE, None)
+        return found[1] if found else Costed(self.schedule(stages), self.workload(layers, range(stages)))
 
     # ---------------------------------------------------- what it says about itself
 

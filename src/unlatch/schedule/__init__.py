@@ -6,7 +6,7 @@ from .entries import OUTSIDE, Action, Entry, Kind, Port, Schedule, chain_entry
 from .flushed import ZBH1, ZBH2, Flushed, GPipe, OneFOneB, Sequential
 from .occupancy import Buffers, buffers, staleness, versions
 from .periodic import Periodic, forward_locked, one_f_one_b_async, rounds, split_rounds, ticked
-from .picture import TickEntry, gantt, lockstep, tick_entries, timetable
+from .picture import TickEntry, gantt, lockstep, slot_table, tick_entries, timetable
 from .runs import Streams, by_station, place, streams, unroll, update_ends
 from .simulator import Timeline, simulate
 from .validity import check, check_order, check_schedule, interleave
@@ -47,6 +47,7 @@ __all__ = [
     "place",
     "rounds",
     "simulate",
+    "slot_table",
     "split_rounds",
     "staleness",
     "streams",

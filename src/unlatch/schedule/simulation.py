@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
-from .entries import Action, Cost, Schedule
+from .entries import Cost, Schedule
 from .machine import Machine
-from .runs import streams
+from .runs import Streams, streams
 from .simulator import Timeline, no_collection, simulate
 from .workload import Workload
 
@@ -103,10 +103,7 @@ class Simulation:
     @cached_property
     def staleness(self) -> tuple[float, ...]:
         """Per stage, updates between forward and last gradient of a micro-batch, on average over the second half."""
-        behind: list[list[int]] = [[] for _ in range(self.stages)]
-        for stream in self.timeline.streams:
-            _behind(stream, behind)
-        return tuple(_mean(late[len(late) // 2 :]) for late in behind)
+        return tuple(_mean(late[len(late) // 2 :]) for late in _behind(self.timeline.streams, self.stages))
 
     @cached_property
     def link_bytes(self) -> dict[tuple[int, int], float]:
@@ -242,11 +239,13 @@ def _most_open(opened: Sequence[float], closed: Sequence[float]) -> int:
     return max((number + 1 - bisect_right(closed, start) for number, start in enumerate(opened)), default=0)
 
 
-def _behind(stream: Sequence[Action], behind: list[list[int]]) -> None:
-    version = [0] * len(behind)
-    seen: list[deque[int]] = [deque() for _ in behind]
-    for kind, station, _ in stream:
-        if station < len(behind):
+def _behind(streams: Streams, stages: int) -> list[list[int]]:
+    """Per stage, the updates between the forward and the last gradient of each micro-batch."""
+    behind: list[list[int]] = [[] for _ in range(stages)]
+    version = [0] * stages
+    seen: list[deque[int]] = [deque() for _ in range(stages)]
+    for kind, station, _ in chain.from_iterable(streams):
+        if station < stages:
             cost = kind.cost
             if cost == "forward":
                 seen[station].append(version[station])
@@ -254,6 +253,7 @@ def _behind(stream: Sequence[Action], behind: list[list[int]]) -> None:
                 behind[station].append(version[station] - seen[station].popleft())
             elif cost == "update":
                 version[station] += 1
+    return behind
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -61,6 +61,14 @@ class Workload:
         if len(found) != stages:
             raise ScheduleError(f"expected what each of {stages} stages keeps, got {len(found)} numbers")
         return found
+
+    def units(self, entries: Iterable[Entry]) -> Workload:
+        """The same with whole units, by class of cost, for everything that takes time at all: for drawings in text."""
+        times: dict[int, dict[Kind, float]] = {}
+        for entry in entries:
+            unit = _BY_CLASS[entry.kind.cost] if self.time(entry) else 0
+            times.setdefault(entry.station, {})[entry.kind] = unit
+        return Workload([times[station] for station in sorted(times)])
 
     def check(self, stations: int) -> None:
         """Raise `ScheduleError` unless it is for so many stations."""

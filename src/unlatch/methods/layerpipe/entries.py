@@ -97,7 +97,7 @@ class TaskLayout:
         ]
         _connect(drafts)
         self.jobs = [_finished(draft) for draft in drafts]
-        self.schedule = Periodic(len(homes), tuple(job.entry for job in self.jobs))
+        self.schedule = Periodic(len(homes), tuple(job.entry for job in self.jobs), hop=0)
 
     @property
     def devices(self) -> list[int]:
