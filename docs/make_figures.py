@@ -38,7 +38,7 @@ def timeline(schedule: Schedule, parts: int, costs: Sequence[Costs]) -> Timeline
 
 def period(run: Timeline, parts: int) -> float:
     """Time from batch to batch once the pipeline is filled: the middle of the run, at stage 0."""
-    ends = {action.batch: end for action, _, end in run if action.stage == 0 and action.kind is Kind.B}
+    ends = {action.batch: end for action, _, end in run if action.station == 0 and action.kind is Kind.B}
     first, last = BATCHES // 4, BATCHES // 2
     return (ends[last * parts - 1] - ends[first * parts - 1]) / (last - first)
 
@@ -52,7 +52,7 @@ def draw(axes: Axes, title: str, run: Timeline, parts: int) -> None:
         forward = action.kind is Kind.F
         axes.broken_barh(
             [(start, shown)],
-            (STAGES - 1 - action.stage - 0.4, 0.8),
+            (STAGES - 1 - action.station - 0.4, 0.8),
             facecolor=COLOURS[action.batch // parts % len(COLOURS)],
             alpha=0.45 if forward else 1.0,
             edgecolor="white",
@@ -61,7 +61,7 @@ def draw(axes: Axes, title: str, run: Timeline, parts: int) -> None:
         if end <= WINDOW:
             axes.text(
                 (start + end) / 2,
-                STAGES - 1 - action.stage,
+                STAGES - 1 - action.station,
                 str(action.batch // parts + 1),
                 ha="center",
                 va="center",

@@ -31,7 +31,7 @@ def test_repeated_steps_are_one_update_of_the_learning_rate_schedule(options):
     cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=len(DATA) + 1)
     run = conv_run(AuxNet(**options), 2, lr_scheduler=cycle)
     feed(run, DATA)
-    stage, net = run.stations[1].stage.updater, run.stations[1].source.net
+    stage, net = run.stations[1].stage.updater, run.stations[1].source.net.updater
     assert stage.scheduler.last_epoch == net.scheduler.last_epoch == len(DATA)
     assert stage.optimizer.param_groups[0]["lr"] == net.optimizer.param_groups[0]["lr"]
 

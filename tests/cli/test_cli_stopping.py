@@ -249,9 +249,8 @@ def test_a_continued_run_keeps_its_measured_choices(unlatch, conf, tmp_path, mon
     flags = ["--method", "dtrp", "--stages", 2, "--set", "method.compensate=auto"]
     unlatch("train", conf, "--out", "run", *flags)
     first = json.loads((tmp_path / "run" / "summary.json").read_text())
-    module = sys.modules["unlatch.api.parallelize"]
-    monkeypatch.setattr(module, "profile", None)
-    monkeypatch.setattr(module, "choose_compensation", None)
+    monkeypatch.setattr("unlatch.methods.base.profile", None)
+    monkeypatch.setattr("unlatch.methods.dtrp.choose_compensation", None)
     result = unlatch("train", "--resume", "run", "--epochs", 2, "--json")
     assert result.exit_code == 0, result.output
     again = json.loads(result.stdout)

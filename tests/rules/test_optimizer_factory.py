@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -14,14 +15,15 @@ from small_nets import tanh_net, vectors
 from unlatch.rules.updates import StagePlace, UpdateRule, make_optimizer
 
 
-def start(model, optimizer, method="pipedream"):
+def start(model, optimizer, method="pipedream", stages=3, **options):
     return unlatch.parallelize(
         model,
         unlatch.methods.get(method, microbatches=1),
-        stages=3,
-        split=["1", "3"],
+        stages=stages,
+        split=["1", "3"][: stages - 1],
         loss_fn=mse_loss,
         optimizer=optimizer,
+        **options,
     )
 
 
@@ -39,6 +41,52 @@ def test_a_second_argument_is_the_place_of_the_stage():
     assert places == [StagePlace(k, 3, 2 - k, names[k]) for k in range(3)]
     assert [s.updater.optimizer.param_groups[0]["lr"] for s in stages_of(run)] == [0.1 / 3, 0.1 / 2, 0.1]
     assert len(feed(run, vectors(6))) == 6
+
+
+@pytest.mark.parametrize("method", ["pipedream", "asyncpp"])
+def test_settings_of_each_stage_survive_a_checkpoint(method, tmp_path):
+    def factory(params, stage):
+        return torch.optim.NAdam(params, lr=0.01 / (1 + stage.delay), betas=(0.9, 0.999))
+
+    def falling(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def settings(run):
+        return [(g["lr"], g["betas"]) for s in stages_of(run) for g in s.updater.optimizer.param_groups]
+
+    def go(model):
+        return start(model, factory, method, lr_scheduler=falling)
+
+    untouched, saved = go(tanh_net(4)), go(tanh_net(4))
+    for run in (untouched, saved):
+        feed(run, vectors(4))
+        run.save(tmp_path / "last")
+    resumed = go(tanh_net(4, seed=5))
+    resumed.load(tmp_path / "last")
+    assert settings(resumed) == settings(saved)
+    assert len(set(settings(resumed))) == 3
+    for run in (untouched, resumed):
+        feed(run, vectors(4, seed=2))
+    for p, q in zip(untouched.module().parameters(), resumed.module().parameters(), strict=True):
+        assert torch.equal(p, q)
+    # Another cut: what the stages had alike is taken over, what they did not have alike is the factory's.
+    other = start(tanh_net(4), factory, method, stages=2, lr_scheduler=falling)
+    other.load(tmp_path / "last")
+    assert [lr for lr, _ in settings(other)] == [0.005, 0.01]
+
+
+@pytest.mark.parametrize("method", ["dgl", "auxnet"])
+def test_networks_beside_the_stages_ask_as_well(method):
+    places = []
+
+    def factory(params, stage):
+        places.append((stage.index, len(stage.names) == len(params)))
+        return torch.optim.SGD(params, lr=0.01)
+
+    run = start(tanh_net(4), factory, method, sample=vectors(1)[0])
+    feed(run, vectors(3))
+    beside = [0, 1] if method == "dgl" else [1, 2]
+    assert sorted(places) == sorted((k, True) for k in [0, 1, 2, *beside])
 
 
 def test_other_factories_are_called_as_before():

@@ -139,5 +139,5 @@ def test_methods_refuse_when_they_are_made():
             Compose(order=ticked, weights=weights, predict=predict)
     with pytest.raises(ConfigError, match="do not go with backward weights 'average'"):
         unlatch.methods.LayerPipe(mode="stages", weights="average", predict="linear")
-    with pytest.raises(ConfigError, match="no backward weights are called 'stsh'"):
+    with pytest.raises(ConfigError, match="weights must be one of current, stash, latest, average, got 'stsh'"):
         Compose(order=ticked, weights="stsh")

@@ -92,6 +92,11 @@ def test_predictors(method, predict, tmp_path):
     check(unlatch.methods.get(method, predict=predict), "sgd", "none", tmp_path / "checkpoint")
 
 
+@pytest.mark.parametrize("method", ["asyncpp", "xpipe", "paci", "cgad", "pipedream-2bw"])
+def test_rules_that_remember(method, tmp_path):
+    check(unlatch.methods.get(method, microbatches=3), "sgd", "lambda", tmp_path / "checkpoint")
+
+
 def test_another_optimizer_is_refused_with_advice(tmp_path):
     run = start("bp", "sgd", "none")
     train(run, vectors(2))

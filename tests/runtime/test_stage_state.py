@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from unlatch.methods import CGAD, XPipe
 from unlatch.nn import Coupling
 from unlatch.nn.chain import StageChain, chain
 from unlatch.nn.tree import flatten, map_tensors
@@ -211,6 +212,11 @@ def test_lagging_weights():
 @pytest.mark.parametrize("rules", [GRAPHS[0], PREDICTED[0], PREDICTED[4]], ids=named)
 def test_other_optimizers(rules):
     check(Driver(rules, 0, optimizer="adamw"))
+
+
+@pytest.mark.parametrize("method", [XPipe(), XPipe(predict="difference"), CGAD(beta=0.9)], ids=lambda m: m.name)
+def test_rules_that_methods_bring(method):
+    check(Driver(method.rules(), 1))
 
 
 def test_state_is_plain_and_its_own():

@@ -353,7 +353,19 @@ def test_delays_must_fall_to_zero():
         ticked(0)
 
 
-def test_no_closed_form_where_a_station_has_no_backward():
-    forwards = Periodic(2, tuple(chain_entry(Kind.F, stage, 2) for stage in range(2)))
-    with pytest.raises(ScheduleError, match="station 1 has no forward and backward of its own"):
-        staleness(forwards, 1, 0)
+def test_every_schedule_has_a_closed_form():
+    class Foreign(Schedule):
+        def feed(self, first, count): ...
+        def drain(self, fed): ...
+        def delay(self, stage): ...
+
+        depth = 0
+
+    with pytest.raises(TypeError, match=r"abstract method '?finished"):
+        Foreign()
+
+
+def test_a_station_that_only_runs_forward_is_never_late():
+    forwards = Periodic(2, tuple(chain_entry(Kind.F, stage, 2, offset=stage) for stage in range(2)))
+    assert [staleness(forwards, stage, micro) for stage in range(2) for micro in range(5)] == [0] * 10
+    assert [forwards.delay(stage) for stage in range(2)] == [0, 0]

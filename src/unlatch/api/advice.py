@@ -29,7 +29,7 @@ def advise_method(
     momentum = group["betas"][0] if adaptive else group.get("momentum")
     if momentum is None:
         return None
-    chosen = method.prediction
+    chosen = method.rules().forward.prediction
     return advise(
         method.gaps(stages),
         momentum=float(momentum),

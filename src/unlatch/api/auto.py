@@ -167,7 +167,7 @@ def predict(
 ) -> Prediction:
     """What a simulated method means for time, memory and risk."""
     method = run.method
-    gaps, parts, chosen = run.gaps, method.per_update, method.prediction
+    gaps, parts, chosen = run.gaps, method.per_update, method.rules().forward.prediction
     advice = advise(
         gaps,
         momentum=momentum,

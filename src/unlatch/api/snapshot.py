@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def save(
     stages = engine.stages.values()
     for stage in stages:
         stage.updater.forget()
-    own = (model_state(stages, names), *_optimizer_state(stages, names), _common(stages))
+    own = (model_state(stages, names), *_optimizer_state(stages, names), _settings(stages, names))
     parts = world.gather(own)
     stations = engine.stations.values()
     beside = world.gather((beside_tensors(stations), beside_settings(stations, layout)))
@@ -42,7 +43,7 @@ def save(
         state = {
             "loop": {**loop, **engine.counters()},
             "optimizer": {k: v for _, _, scalars, _ in parts for k, v in scalars.items()},
-            **next((common for *_, common in parts if common), {}),
+            **_common([stage for *_, settings in parts for stage in settings]),
             "beside": {k: v for _, settings in beside for k, v in settings.items()},
         }
         extra = {k: v for tensors, _ in beside for k, v in tensors.items()}
@@ -114,16 +115,47 @@ def _optimizer_state(stages: Iterable[Stage], names: Names) -> tuple[dict[str, T
     return tensors, scalars
 
 
-def _common(stages: Iterable[Stage]) -> dict[str, Any]:
-    """What every stage has alike: hyper-parameters and the learning-rate schedule."""
+def _place(stage: Stage, names: Mapping[str, str]) -> list[Any]:
+    """Which stage of which cut it is."""
+    return [stage.updater.place.count, *sorted(_parameter_names(stage, names).values())]
+
+
+def _settings(stages: Iterable[Stage], names: Names) -> list[dict[str, Any]]:
+    """Hyper-parameters and learning-rate schedule of each stage."""
+    found = []
     for stage in stages:
         if stage.updater.optimizer is not None:
             listed = stage.updater.optimizer.param_groups
             groups = [plain_part({k: v for k, v in g.items() if k != "params"}, tensors=False) for g in listed]
             schedule = stage.updater.scheduler.state_dict() if stage.updater.scheduler is not None else {}
-            kind = type(stage.updater.optimizer).__name__
-            return {"kind": kind, "groups": groups, "schedule": plain_part(schedule, tensors=False)}
-    return {}
+            found.append(
+                {
+                    "kind": type(stage.updater.optimizer).__name__,
+                    "place": _place(stage, names[stage.index]),
+                    "groups": groups,
+                    "schedule": plain_part(schedule, tensors=False),
+                }
+            )
+    return found
+
+
+def _common(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    """What every stage has alike, which fits any cut; and where they differ, each by itself, for the same cut."""
+    if not settings:
+        return {}
+    columns = zip_longest(*(stage["groups"] for stage in settings))
+    common = {
+        "kind": settings[0]["kind"],
+        "groups": [_alike([group for group in column if group is not None]) for column in columns],
+        "schedule": _alike([stage["schedule"] for stage in settings]),
+    }
+    if all(all(common[key] == stage[key] for key in common) for stage in settings):
+        return common
+    return {**common, "stages": settings}
+
+
+def _alike(states: list[dict[str, Any]]) -> dict[str, Any]:
+    return {k: v for k, v in states[0].items() if all(k in other and other[k] == v for other in states[1:])}
 
 
 def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found: checkpoint.Checkpoint) -> None:
@@ -145,9 +177,11 @@ def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], found
         state = entries.get(known[id(p)], {})
         if state:
             stage.updater.optimizer.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
-    for group, saved in zip(stage.updater.optimizer.param_groups, found.state.get("groups", []), strict=False):
+    place = _place(stage, names)
+    settings = next((one for one in found.state.get("stages", []) if one["place"] == place), found.state)
+    for group, saved in zip(stage.updater.optimizer.param_groups, settings.get("groups", []), strict=False):
         group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
-    if stage.updater.scheduler is not None and found.state.get("schedule"):
+    if stage.updater.scheduler is not None and settings.get("schedule"):
         scheduler = stage.updater.scheduler
-        scheduler.load_state_dict(completed(scheduler.state_dict(), found.state["schedule"]))
+        scheduler.load_state_dict(completed(scheduler.state_dict(), settings["schedule"]))
     stage.updater.forget()

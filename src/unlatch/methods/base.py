@@ -262,11 +262,6 @@ class Method(ABC):
         return None
 
     @property
-    def prediction(self) -> Predictor | None:
-        """What predicts the weights that forwards see, where it can be chosen."""
-        return None
-
-    @property
     def inverts(self) -> bool:
         """Whether reversible stages compute their input back from their output."""
         return self.rules().activation.inverts
@@ -356,13 +351,9 @@ class Delayed(Method):
                 raise ConfigError(f"{self.name}: {name} must lie in (0, 1], got {value!r}")
 
     @property
-    def prediction(self) -> Predictor | None:
-        return predictor(self.predict)
-
-    @property
     def inexact_at_rest(self) -> str | None:
-        shrinks = "beta shrinks gradients on their way down, so they differ from backpropagation's on purpose"
-        return None if self.beta == 1.0 else shrinks
+        scaled = "gradients are scaled on their way, so they differ from backpropagation's on purpose"
+        return None if self.rules().gradient.border_factor == 1.0 else scaled
 
     def closed_form(self, stages: int) -> ClosedForm | str:
         schedule, rules = self.schedule(stages), self.rules()
@@ -375,8 +366,9 @@ class Delayed(Method):
             return "reversible stages reconstruct their inputs, which is approximate by design"
         if factor is None:
             return "the recursion knows gradients that are multiplied by a constant at every border, no others"
-        if self.predict not in PREDICTIONS:
-            return f"the recursion has no predictor {self.predict!r}"
+        chosen = rules.forward.prediction
+        if chosen is not None and (chosen.name not in PREDICTIONS or chosen != predictor(chosen.name)):
+            return f"the recursion has no predictor {chosen!r}"
         gaps, delays = self.gaps(stages), self.crossed(stages)
         places = [StagePlace(stage, stages, delay) for stage, delay in enumerate(delays)]
         return ClosedForm(
@@ -387,7 +379,7 @@ class Delayed(Method):
             backward=rules.backward.taken_at,
             mixed=rules.mixes,
             delays=delays,
-            predict=str(self.predict),
+            predict="none" if chosen is None else chosen.name,
             scale=lambda stage, update: (
                 rules.update.scale(places[stage]) * rules.update.scale_at(places[stage], update)
             ),

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..rules.activations import Graph
 from ..rules.bundle import Rules
-from ..rules.gradients import Gradient, GradientView
+from ..rules.gradients import Gradient, GradientView, ShrinkingView, Shrunk
 from ..rules.updates import StagePlace
 from ..rules.weights import Stash
 from ..schedule import Schedule, one_f_one_b_async
@@ -76,18 +76,15 @@ class Gated(Gradient):
             raise ConfigError(f"cgad: memory must lie in [0, 1), got {self.memory!r}")
 
     def at(self, params: Sequence[Tensor], place: StagePlace) -> GradientView:
-        return _Gate(self, params) if place.delay else GradientView()
+        return _Gate(self, params) if place.delay else Shrunk(self.factor).at(params, place)
 
 
-class _Gate(GradientView):
+class _Gate(ShrinkingView):
     def __init__(self, rule: Gated, params: Sequence[Tensor]) -> None:
+        super().__init__(rule.factor)
         self._rule = rule
         self._params = list(params)
         self._mean: list[Tensor] = []
-
-    def received(self, cotangent: list[Tensor | None], age: int) -> list[Tensor | None]:
-        factor = self._rule.factor
-        return cotangent if factor == 1.0 else [None if g is None else g * factor for g in cotangent]
 
     @contextmanager
     def collecting(self, age: int) -> Iterator[None]:
@@ -114,6 +111,9 @@ class _Gate(GradientView):
         else:
             torch._foreach_lerp_(self._mean, fresh, 1.0 - self._rule.memory)
         return weight
+
+    def forget(self) -> None:
+        self._mean = []
 
     def state(self) -> dict[str, Any]:
         return {"mean": self._mean}

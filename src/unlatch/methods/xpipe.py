@@ -76,6 +76,10 @@ class _SharedView(PredictedView):
         self._shared: list[Tensor] | None = None
         super().__init__(params, optimizer, predictor)
 
+    def forget(self) -> None:
+        super().forget()
+        self._update = -1
+
     def values(
         self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
     ) -> tuple[list[Tensor] | None, int]:

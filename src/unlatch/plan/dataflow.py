@@ -3,7 +3,8 @@
 Names: `input/l` is the input of layer l (and the target, at its home); `grad/l/p` the rows of the gradient of its
 output that processor p computed, multiplied by the derivative of its elementwise function if it is a linear map with
 one; `raw/l/p` the same before that multiplication, where it is a task of its own; `weights/l` its weights, of the
-version that the receiver needs; `wgrad/l` the gradient of its weights.
+version that the receiver needs; `wgrad/l` the gradient of its weights; `note` nothing but the news that a micro-batch
+has entered.
 
 A layer that is not a linear map is run forward again wherever else one of its gradients is computed; there, both
 gradients are computed at once.
@@ -37,7 +38,7 @@ __all__ = [
 
 #: `linear`: a linear map, whose tasks need no graph. `whole`: all tasks at home, as one graph. `graph`: anything else.
 LayerKind = Literal["whole", "linear", "graph"]
-Work = Literal["forward", "ship", "elementwise", "input_gradient", "weight_gradient", "receive", "update"]
+Work = Literal["tell", "forward", "ship", "elementwise", "input_gradient", "weight_gradient", "receive", "update"]
 
 
 class Place(NamedTuple):
@@ -65,6 +66,7 @@ def rows(place: Place, count: int) -> tuple[int, int]:
 
 
 ALL = Place(0, 0)
+NOTE = "note"
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Dataflow:
     @cached_property
     def steps(self) -> list[Step]:
         """Everything but updates, in an order in which none comes before what it needs."""
-        found = [self._forward(layer) for layer in range(len(self.layers))]
+        found = [*self._tells(), *(self._forward(layer) for layer in range(len(self.layers)))]
         for layer in reversed(range(len(self.layers))):
             tasks = self.layers[layer]
             found += [] if tasks.elementwise is None else [self._elementwise(layer, tasks.elementwise)]
@@ -225,6 +227,8 @@ class Dataflow:
 
     def made_bytes(self, tensor: str, sizes: Sizes) -> Number:
         """The size of a tensor as it is made."""
+        if tensor == NOTE:
+            return 0
         kind, number, *_ = tensor.split("/")
         layer = int(number)
         if kind == "input":
@@ -235,6 +239,8 @@ class Dataflow:
 
     def _bytes(self, tensor: str, sender: int, receiver: int, sizes: Sizes) -> Number:
         """The size of what a processor is sent of a tensor: the target goes home, and rows to whom they concern."""
+        if tensor == NOTE:
+            return 0
         kind, number, *_ = tensor.split("/")
         layer = int(number)
         if kind == "input" and layer and receiver != self.layers[layer].home:
@@ -278,6 +284,20 @@ class Dataflow:
         return [Place(step.place.processor, step.place.slot) for step in self._users_of_weights(layer)]
 
     # --------------------------------------------------------------------- single steps
+
+    def _tells(self) -> Iterator[Step]:
+        """From where data enter to the first place of work on every other processor."""
+        first: dict[int, int] = {}
+        for layer, tasks in enumerate(self.layers):
+            first.setdefault(tasks.home, layer)
+        for layer, tasks in enumerate(self.layers):
+            places = [*tasks.input_gradient, tasks.weight_gradient, *([tasks.elementwise] if tasks.elementwise else [])]
+            for place in sorted(places):
+                first.setdefault(place.processor, layer)
+        entrance, *others = first
+        if others:
+            yield Step("tell", first[entrance], Place(entrance, 0), makes=(NOTE,))
+            yield from (Step("tell", first[other], Place(other, 0), (NOTE,)) for other in others)
 
     def _forward(self, layer: int) -> Step:
         tasks = self.layers[layer]

@@ -36,14 +36,14 @@ class Rules:
     update: UpdateRule = field(default_factory=UpdateRule)
 
     def __post_init__(self) -> None:
-        if self.forward.foretells and self.backward.taken_at == "average":
+        if self.forward.prediction is not None and self.backward.taken_at == "average":
             raise ConfigError(
                 f"{self.forward.name} forward weights do not go with backward weights {self.backward.name!r}: these "
                 "reconstruct the weights of the past, but the forward ran at weights expected for the time of the "
                 "backward. Take 'stash' (exactly those), 'latest' or 'current' (what they were expected to be)"
             )
         in_graph = self.forward.differs if self.activation.keeps_graph else self.forward.differs_at_last
-        if in_graph and isinstance(self.backward, Current):
+        if in_graph and not self.backward.bears_updates:
             raise ConfigError(
                 f"{self.forward.name} forward weights do not go with backward weights {self.backward.name!r} in a kept "
                 "graph: it would meet other weights than its forward did. Take 'stash' or 'latest'"

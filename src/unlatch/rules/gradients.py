@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from torch import Tensor
 
-from .updates import StagePlace
+from .updates import StagePlace, View
 
-__all__ = ["FromAbove", "Gradient", "GradientView", "Gradients", "Shrunk"]
+__all__ = ["FromAbove", "Gradient", "GradientView", "Gradients", "ShrinkingView", "Shrunk"]
 
 Gradients: TypeAlias = list[Tensor | None]
 
 
-class GradientView:
+class GradientView(View):
     """What one stage does with its gradients. This base: nothing."""
 
     def received(self, cotangent: Gradients, age: int) -> Gradients:
@@ -29,13 +29,6 @@ class GradientView:
     def collecting(self, age: int) -> AbstractContextManager[None]:
         """A context around a backward that adds to `.grad` of the weights."""
         return nullcontext()
-
-    def state(self) -> dict[str, Any]:
-        """All it remembers."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +68,12 @@ class Shrunk(Gradient):
         return self.factor
 
     def at(self, params: Sequence[Tensor], place: StagePlace) -> GradientView:
-        return _Shrinking(self.factor) if self.factor != 1.0 else GradientView()
+        return ShrinkingView(self.factor) if self.factor != 1.0 else GradientView()
 
 
-class _Shrinking(GradientView):
+class ShrinkingView(GradientView):
+    """Multiplies what it receives."""
+
     def __init__(self, factor: float) -> None:
         self._factor = factor
 

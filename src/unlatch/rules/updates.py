@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["OptimizerFactory", "StagePlace", "UpdateRule", "make_optimizer"]
+__all__ = ["OptimizerFactory", "StagePlace", "UpdateRule", "View", "make_optimizer"]
 
 OptimizerFactory: TypeAlias = Callable[..., Optimizer]
 
@@ -56,6 +56,26 @@ def _asks_for_place(factory: OptimizerFactory) -> bool:
         return False
     positional = [p for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "stage")
+
+
+class View:
+    """What one stage uses of a rule: it is told of updates, and may remember. This base does not."""
+
+    def before_update(self) -> None:
+        """The optimizer is about to step, with the gradients in their final form."""
+
+    def after_update(self) -> None:
+        """It has; the gradients are still there."""
+
+    def forget(self) -> None:
+        """Drop what is known of earlier updates, so that a continued and a resumed run go on alike."""
+
+    def state(self) -> dict[str, Any]:
+        """All it remembers."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
 
 
 @dataclass(frozen=True)

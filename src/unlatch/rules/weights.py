@@ -32,11 +32,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
-from ..errors import ConfigError, StageFailed
+from ..errors import CheckpointMismatch, ConfigError, StageFailed
 from .average import UpdateAverage
 from .kept import Kept, MicroBatch, Saved
 from .predict import History, Predictor
-from .updates import StagePlace
+from .updates import StagePlace, View
 
 __all__ = [
     "Average",
@@ -88,37 +88,17 @@ def move_to_fresh_storage(params: Sequence[Tensor]) -> None:
         p.data = p.data.clone()
 
 
-class View:
-    """What views of both passes have in common: they are told of updates, and may remember."""
+# --------------------------------------------------------------------- forward
+
+
+class ForwardView(View):
+    """What the forwards of one stage see. This base: the newest weights."""
 
     #: Whether somebody may hold the storage of the weights over an update, which must then write elsewhere.
     holds_storage: ClassVar[bool] = False
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = list(params)
-
-    def before_update(self) -> None:
-        """The optimizer is about to step, with the gradients in their final form."""
-
-    def after_update(self) -> None:
-        """It has; the gradients are still there."""
-
-    def forget(self) -> None:
-        """Drop what is known of earlier weights, so that a continued and a resumed run go on alike."""
-
-    def state(self) -> dict[str, Any]:
-        """All it remembers."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
-
-
-# --------------------------------------------------------------------- forward
-
-
-class ForwardView(View):
-    """What the forwards of one stage see. This base: the newest weights."""
 
     def values(
         self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
@@ -148,8 +128,11 @@ class ForwardWeights:
     differs: ClassVar[bool] = True
     #: Whether also at the last stage, whose backward follows at once.
     differs_at_last: ClassVar[bool] = False
-    #: Whether that is a guess at weights to come.
-    foretells: ClassVar[bool] = False
+
+    @property
+    def prediction(self) -> Predictor | None:
+        """What guesses at the weights to come, if that is what forwards see."""
+        return None
 
     def at(self, params: Sequence[Tensor], optimizer: Optimizer | None, place: StagePlace) -> ForwardView:
         """The view of one stage."""
@@ -230,8 +213,11 @@ class Predicted(ForwardWeights):
 
     copies: ClassVar[int] = 1
     name: ClassVar[str] = "predicted"
-    foretells: ClassVar[bool] = True
     predictor: Predictor
+
+    @property
+    def prediction(self) -> Predictor:
+        return self.predictor
 
     def at(self, params: Sequence[Tensor], optimizer: Optimizer | None, place: StagePlace) -> ForwardView:
         return ForwardView(params) if optimizer is None else PredictedView(params, optimizer, self.predictor)
@@ -281,6 +267,12 @@ class PredictedView(ForwardView):
 
 class BackwardView(View):
     """What the backwards of one stage see. This base: the parameters as they are, under torch's own checks."""
+
+    #: Whether somebody may hold the storage of the weights over an update, which must then write elsewhere.
+    holds_storage: ClassVar[bool] = False
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = list(params)
 
     def note(self, kept: Kept) -> None:
         """A forward begins; the parameters show the weights that it will see."""
@@ -345,6 +337,8 @@ class BackwardWeights(ABC):
     name: ClassVar[str]
     #: What the gradient is taken at, in the words of `unlatch.reference.recursion`.
     taken_at: ClassVar[Literal["forward", "current", "average"]] = "current"
+    #: Whether a kept graph may outlive an update.
+    bears_updates: ClassVar[bool] = True
 
     @abstractmethod
     def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
@@ -360,6 +354,7 @@ class Current(BackwardWeights):
     """The weights at the time of the backward. A kept graph must not outlive an update; torch sees to that."""
 
     name: ClassVar[str] = "current"
+    bears_updates: ClassVar[bool] = False
 
     def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
         return BackwardView(params)
@@ -445,6 +440,11 @@ class LatestView(BackwardView):
             if owner is not None:
                 return owner, t.size(), t.stride(), t.storage_offset()
             before = next(again, None)
+            if before is not None and before.shape != t.shape:
+                raise CheckpointMismatch(
+                    f"{kept.micro}: its graph had saved a tensor of shape {tuple(before.shape)} where the module now "
+                    f"saves one of shape {tuple(t.shape)}: the state is of another model"
+                )
             saved = Saved(t if before is None else before)
             kept.saved.append(ref(saved))
             return saved

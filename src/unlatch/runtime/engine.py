@@ -115,8 +115,6 @@ class Engine:
         self.devices = devices or (0,) * schedule.stations
         self._tasks = [self._resolve(entry) for entry in schedule.entries]
         own = [(task, entry) for task, entry in zip(self._tasks, schedule.entries, strict=True) if task is not None]
-        # A process whose first entry comes late begins to count slots there: only the order matters.
-        self._first_slot = min((entry.offset for _, entry in own), default=0)
         self._inlets = [task.entry.station for task, _ in own if (DATA, task.entry.station) in task.takes]
         self.lowest = min(self.stations)
         self.holds_first = 0 in self.stations
@@ -182,8 +180,7 @@ class Engine:
             assert first is not None
             assert first.micro is not None
             count = first.micro.count
-        # A process that is fed ends where the one with the first station does.
-        self._perform_all(self.schedule.feed(self._fed + self._first_slot, count))
+        self._perform_all(self.schedule.feed(self._fed, count))
         self._fed += count
         self._newest = self._micros[self._fed - 1]
         self.batches += 1
@@ -207,13 +204,7 @@ class Engine:
 
     def drain(self) -> list[Finished]:
         """Finish every batch under way; the gradients of an incomplete accumulation are applied as they are."""
-        begun = self._fed + self._first_slot
-        entries = self.schedule.entries
-        self._perform_all(
-            (number, micro)
-            for number, micro in self.schedule.drain(self._fed)
-            if self.schedule.flushes or micro + entries[number].offset >= begun
-        )
+        self._perform_all(self.schedule.drain(self._fed))
         if self._newest is not None and not self._newest.ends:
             last = replace(self._newest, ends=True)
             for task in self._tasks:
@@ -427,10 +418,11 @@ def _opening(schedule: Schedule, devices: Sequence[int], station: int) -> tuple[
     """The message from which the process of a station learns of a micro-batch."""
     entry = _first_entries(schedule, devices)[devices[station]]
     port = next((p for p in entry.takes if p.station != OUTSIDE and devices[p.station] != devices[station]), None)
-    if port is None or entry.when is not None:
+    if port is None or entry.when is not None or entry.offset > 0:
         raise ConfigError(
-            f"the process of station {station} begins with {entry}, which takes no message of another process for "
-            "every micro-batch: it would never learn that one has entered"
+            f"the process of station {station} begins with {entry} at offset {entry.offset}: expected an entry that "
+            "takes a message of another process for every micro-batch in the slot in which it enters, since that is how "
+            "a process learns of it"
         )
     return port.name, entry.station
 

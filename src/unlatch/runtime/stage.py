@@ -6,48 +6,30 @@ to its rules: a stage holds what is kept, and asks them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..errors import NonFiniteLoss, ShapeMismatch
 from ..nn.chain import name_in_model
-from ..nn.randomness import replayable
-from ..nn.statistics import frozen_statistics
-from ..nn.tree import Tree, copied, flatten, map_tensors, unflatten
+from ..nn.tree import Tree, copied, flatten, map_tensors
 from ..rules.activations import Returned
 from ..rules.bundle import Rules
 from ..rules.gradients import Gradients
 from ..rules.kept import Kept
-from ..rules.updates import OptimizerFactory, StagePlace
+from ..rules.updates import StagePlace
 from ..rules.weights import weights_at
-from .measuring import Measured
 from .micro import Micro
 from .observer import Observer
-from .updating import Optimizer, Updater
+from .passes import Passes, StageOptions
+from .updating import Updater
 
 __all__ = ["Gradients", "Kept", "Returned", "Stage", "StageOptions"]
 
 
-@dataclass(frozen=True)
-class StageOptions:
-    """What the user chose, the same for every stage."""
-
-    loss_fn: Callable[[Any, Any], Tensor]
-    optimizer: OptimizerFactory
-    lr_scheduler: Callable[[Optimizer], Any] | None = None
-    lr_scale: Callable[[int], float] | None = None
-    clip_grad_norm: float | None = None
-    precision: str = "fp32"
-    seed: int = 0
-
-
-class Stage(Measured):
+class Stage(Passes):
     """One stage of the network with its optimizer, its rules, and what it keeps for batches under way.
 
     **Arguments:**
@@ -68,14 +50,8 @@ class Stage(Measured):
         delay: int = 0,
         hands_down_input: bool = False,
     ) -> None:
-        # Under autocast an inverse written by the user may compute in half precision.
-        super().__init__(module, 5e-2 if options.precision == "bf16" else None)
-        self.index = index
-        self.first = index == 0
-        self.last = index == stages - 1
-        self.module = module
+        super().__init__(index, stages, module, options)
         self.rules = rules
-        self.options = options
         self.hands_down_input = hands_down_input
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.params = [p for _, p in named]
@@ -94,18 +70,20 @@ class Stage(Measured):
         self.forward_view = rules.forward.at(self.params, self.updater.optimizer, place)
         self.backward_view = rules.backward.at(self.params, place)
         self.gradient_view = rules.gradient.at(self.params, place)
-        self.updater.views = (self.forward_view, self.backward_view)
-        self.loss: float | None = None
+        self.updater.views = (self.forward_view, self.backward_view, self.gradient_view)
         self.seen = 0
         self.observer: Observer | None = None
         self._kept: dict[int, Kept] = {}
-        self._statistics = frozen_statistics(module)
         self._batches = 0
 
     @property
     def version(self) -> int:
         """Updates made so far."""
         return self.updater.version
+
+    def _progress(self) -> str:
+        optimizer = self.updater.optimizer
+        return f", after {self.version} updates, lr {optimizer.param_groups[0]['lr'] if optimizer else 0.0:g}"
 
     # ---------------------------------------------------------------- forward
 
@@ -139,46 +117,11 @@ class Stage(Measured):
     def _showing(self, values: list[Tensor] | None) -> AbstractContextManager[None]:
         return weights_at(self.params, values) if values is not None else nullcontext()
 
-    def run(self, kept: Kept) -> Tree:
-        """Evaluate the module and, at the last stage, the loss."""
-        with self.passing(kept):
-            outputs = self.module(unflatten(kept.spec, kept.inputs))
-            if not self.last:
-                return outputs
-            loss = self.options.loss_fn(outputs, kept.target)
-        return self._checked_loss(loss, kept.micro)
-
-    @contextmanager
-    def passing(self, kept: Kept) -> Iterator[None]:
-        """Random numbers and precision of a pass over the module."""
-        with replayable(self.options.seed, self.index, kept.micro.id), self._autocast():
-            yield
-
-    def counting(self, counts: bool) -> AbstractContextManager[Any]:
-        """Whether running statistics count what runs inside: of two passes over a micro-batch, one."""
-        return nullcontext() if counts else self._statistics
-
     @contextmanager
     def recording(self, kept: Kept) -> Iterator[None]:
         """Make a graph that will be used later."""
         with self.weighing(kept) as scale, self.backward_view.recording(kept, scale):
             yield
-
-    def _checked_loss(self, loss: Tensor, micro: Any) -> Tensor:
-        if loss.numel() != 1:
-            raise ShapeMismatch(
-                f"the loss must be one number, got a tensor of shape {tuple(loss.shape)} for {micro}: let loss_fn take "
-                "the mean (and say loss_reduction='sum' if it adds instead)"
-            )
-        self.loss = value = float(loss.detach())
-        if not math.isfinite(value):
-            optimizer = self.updater.optimizer
-            lr = optimizer.param_groups[0]["lr"] if optimizer else 0.0
-            raise NonFiniteLoss(
-                f"the loss of {micro} is {value} (stage {self.index}, after {self.version} updates, lr {lr:g}). Lower "
-                "the learning rate, clip gradients (clip_grad_norm=1.0) or, if the method delays, raise microbatches."
-            )
-        return loss if micro.scale == 1.0 else loss * micro.scale
 
     # --------------------------------------------------------------- backward
 
@@ -246,22 +189,6 @@ class Stage(Measured):
         """Whether gradients of complete batches wait for an update."""
         return self._batches > 0
 
-    # ------------------------------------------------------------- evaluation
-
-    def evaluate(self, inputs: Tree) -> Tree:
-        """Evaluation-mode output at the newest weights; training state is left as it was."""
-        modes = [(m, m.training) for m in self.module.modules()]
-        self.module.eval()
-        try:
-            with torch.no_grad(), self._autocast():
-                return self.module(inputs)
-        finally:
-            for module, training in modes:
-                module.training = training
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if self.options.precision == "bf16" else nullcontext()
-
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
@@ -275,7 +202,6 @@ class Stage(Measured):
             {
                 "module": dict(self.module.state_dict()),
                 "updater": self.updater.state(),
-                "gradient": self.gradient_view.state(),
                 "kept": [{"micro": asdict(kept.micro), **kept.state()} for kept in self._kept.values()],  # type: ignore[call-overload]
                 "batches": self._batches,
                 "seen": self.seen,
@@ -290,7 +216,6 @@ class Stage(Measured):
         state = copied(state)
         self.module.load_state_dict(state["module"])
         self.updater.load(state["updater"])
-        self.gradient_view.load(state["gradient"])
         self._kept = {}
         for saved in state["kept"]:
             kept = Kept.from_state(Micro(**saved["micro"]), saved)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..rules.updates import OptimizerFactory, StagePlace, UpdateRule, make_optimizer
-from ..rules.weights import View, move_to_fresh_storage
+from ..rules.updates import OptimizerFactory, StagePlace, UpdateRule, View, make_optimizer
+from ..rules.weights import move_to_fresh_storage
 
 __all__ = ["Optimizer", "Updater", "completed", "plain_part"]
 
@@ -54,7 +54,7 @@ class Updater:
         self._clip = clip_grad_norm
 
     def forget(self) -> None:
-        """Drop what is known of earlier weights, so that a continued and a resumed run go on alike."""
+        """Drop what is known of earlier updates, so that a continued and a resumed run go on alike."""
         for view in self.views:
             view.forget()
 

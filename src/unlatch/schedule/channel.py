@@ -36,7 +36,15 @@ class Channel:
 
     def time(self, size: float) -> float:
         """Time from the start of sending `size` bytes to their arrival."""
-        return size / self.bandwidth + self.latency
+        return self.sending(size) + self.latency
+
+    def sending(self, size: float) -> float:
+        """Time that `size` bytes occupy the link; an exact 0 where it is none, so that fractions stay fractions.
+
+        >>> Channel(bandwidth=100).sending(50), Channel().sending(50)
+        (0.5, 0)
+        """
+        return size / self.bandwidth if size and self.bandwidth < math.inf else 0
 
 
 #: Messages take no time.

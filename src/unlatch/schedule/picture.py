@@ -192,7 +192,7 @@ def slot_table(schedule: Periodic, slots: int, devices: Sequence[int]) -> str:
     for slot, row in enumerate(lockstep(schedule, slots)):
         cells: list[list[str]] = [[] for _ in columns]
         for station, cell in enumerate(row):
-            cells[devices[station]] += map(str, cell)
+            cells[devices[station]] += [str(action) for action in cell if action.kind.cost != "none"]
         lines.append([str(slot), *(" ".join(cell) or "-" for cell in cells)])
     head, *rows = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|---" * (len(columns) + 1) + "|", *rows])

@@ -160,8 +160,8 @@ class _Run:
                 if wire is None:
                     given.append(_Give(queue, None, 0, 0, False))
                     continue
-                size, link = self.workload.bytes(route), machine.link(route)
-                sending = size / link.bandwidth if size else 0
+                link = machine.link(route)
+                sending = link.sending(self.workload.bytes(route))
                 given.append(_Give(queue, wire, sending, link.latency, not link.overlapped))
                 self.wires[wire] = 0
                 holds_up[route] = 0 if link.overlapped else sending

@@ -269,8 +269,7 @@ def _check_station(station: int, stream: Sequence[Action]) -> None:
             unapplied = position
             if has_forwards and action.micro not in forwards:
                 raise ScheduleError(
-                    f"station {station} does {action} before its forward\n"
-                    + excerpt([stream], {0: position})
+                    f"station {station} does {action} before its forward\n" + excerpt([stream], {0: position})
                 )
         elif action.kind.cost == "update":
             unapplied = -1

@@ -2,6 +2,7 @@
 
 One micro-batch of one layer, by the slots of the plan; homes and places away from home are stations of their own:
 
+    T   tells every device that a micro-batch has entered slot 0           takes or gives a note
     F   forward, at home                                  slot of F        takes and gives an input
     V   ships weights to a place that needs them          one before use   gives weights
     H   the elementwise derivative, where it is a task    slot of H        takes raw gradients, gives the gradient
@@ -11,6 +12,8 @@ One micro-batch of one layer, by the slots of the plan; homes and places away fr
     U   update, at home, when the slot is over            slot of G, or R  once per update
 
 A tensor goes to each device once: whoever uses it there first takes the message and hands it to others on the spot.
+Without T a device would meet a micro-batch when its first task comes, slots after others did, and what one step of the
+run has done would depend on where it ran.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from ...schedule import OUTSIDE, Entry, Kind, Periodic, Port
 __all__ = ["Give", "Job", "TaskLayout"]
 
 SHIP_WEIGHTS = "V"
+TELL = Kind("T")
 ELEMENTWISE = Kind("H", "input gradient")
 RECEIVE = Kind("R", "weight gradient")
 
@@ -90,11 +94,9 @@ class TaskLayout:
         #: Layer and device of each station: the homes of all layers first.
         self.stations: list[tuple[int, int]] = [*homes, *sorted(away)]
         number = {place: number for number, place in enumerate(self.stations)}
-        drafts = [
-            _Draft(self._kind(step), number[step.layer, device], step)
-            for device in range(devices)
-            for step in self._of_device(device)
-        ]
+        steps = [step for step in flow.steps if step.work == "tell"]
+        steps += [step for device in range(devices) for step in self._of_device(device)]
+        drafts = [_Draft(self._kind(step), number[step.layer, step.place.processor], step) for step in steps]
         _connect(drafts)
         self.jobs = [_finished(draft) for draft in drafts]
         self.schedule = Periodic(len(homes), tuple(job.entry for job in self.jobs), hop=0)
@@ -145,6 +147,7 @@ class TaskLayout:
 
 
 _KINDS: dict[Work, Kind] = {
+    "tell": TELL,
     "forward": Kind.F,
     "elementwise": ELEMENTWISE,
     "input_gradient": Kind.I,

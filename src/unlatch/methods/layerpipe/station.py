@@ -72,6 +72,7 @@ class TaskStation(Station):
         self._jobs = layout.jobs_of(index)
         self._uses = {name: layout.uses(name, index) for job in self._jobs for name in job.uses}
         self._works: dict[str, Callable[[Job, Micro], dict[str, Any]]] = {
+            "tell": self._tell,
             "forward": self._forward,
             "ship": self._ship,
             "elementwise": self._elementwise,
@@ -175,6 +176,11 @@ class TaskStation(Station):
             self.home.load_uses(state["home"])
 
     # --------------------------------------------------------------------------- tasks
+
+    def _tell(self, job: Job, micro: Micro) -> dict[str, Any]:
+        for name in job.uses:
+            self._use(name, micro)
+        return {"note": None}
 
     def _forward(self, job: Job, micro: Micro) -> dict[str, Any]:
         home, layer = self._at_home(), self.layer

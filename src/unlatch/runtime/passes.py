@@ -1,0 +1,106 @@
+"""One pass over the module of a stage: its random numbers, precision, running statistics and, at the end, the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NonFiniteLoss, ShapeMismatch
+from ..nn.randomness import replayable
+from ..nn.statistics import frozen_statistics
+from ..nn.tree import Tree, unflatten
+from ..rules.kept import Kept
+from ..rules.updates import OptimizerFactory
+from .measuring import Measured
+from .precision import autocast
+from .updating import Optimizer
+
+__all__ = ["Passes", "StageOptions"]
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """What the user chose, the same for every stage."""
+
+    loss_fn: Callable[[Any, Any], Tensor]
+    optimizer: OptimizerFactory
+    lr_scheduler: Callable[[Optimizer], Any] | None = None
+    lr_scale: Callable[[int], float] | None = None
+    clip_grad_norm: float | None = None
+    precision: str = "fp32"
+    seed: int = 0
+
+
+class Passes(Measured):
+    """The half of a `Stage` that evaluates its module, whatever for.
+
+    **Arguments:** `index`, `stages`: its place; random numbers depend on the first.
+    """
+
+    def __init__(self, index: int, stages: int, module: nn.Module, options: StageOptions) -> None:
+        # Under autocast an inverse written by the user may compute in half precision.
+        super().__init__(module, 5e-2 if options.precision == "bf16" else None)
+        self.index = index
+        self.first = index == 0
+        self.last = index == stages - 1
+        self.module = module
+        self.options = options
+        self.loss: float | None = None
+        self._statistics = frozen_statistics(module)
+
+    def run(self, kept: Kept) -> Tree:
+        """Evaluate the module and, at the last stage, the loss."""
+        with self.passing(kept):
+            outputs = self.module(unflatten(kept.spec, kept.inputs))
+            if not self.last:
+                return outputs
+            loss = self.options.loss_fn(outputs, kept.target)
+        return self._checked_loss(loss, kept.micro)
+
+    @contextmanager
+    def passing(self, kept: Kept) -> Iterator[None]:
+        """Random numbers and precision of a pass over the module."""
+        with replayable(self.options.seed, self.index, kept.micro.id), self._autocast():
+            yield
+
+    def counting(self, counts: bool) -> AbstractContextManager[Any]:
+        """Whether running statistics count what runs inside: of two passes over a micro-batch, one."""
+        return nullcontext() if counts else self._statistics
+
+    def _progress(self) -> str:
+        """How far training is, to add to messages."""
+        return ""
+
+    def _checked_loss(self, loss: Tensor, micro: Any) -> Tensor:
+        if loss.numel() != 1:
+            raise ShapeMismatch(
+                f"the loss must be one number, got a tensor of shape {tuple(loss.shape)} for {micro}: let loss_fn take "
+                "the mean (and say loss_reduction='sum' if it adds instead)"
+            )
+        self.loss = value = float(loss.detach())
+        if not math.isfinite(value):
+            raise NonFiniteLoss(
+                f"the loss of {micro} is {value} (stage {self.index}{self._progress()}). Lower the learning rate, clip "
+                "gradients (clip_grad_norm=1.0) or, if the method delays, raise microbatches."
+            )
+        return loss if micro.scale == 1.0 else loss * micro.scale
+
+    def evaluate(self, inputs: Tree) -> Tree:
+        """Evaluation-mode output at the newest weights; training state is left as it was."""
+        modes = [(m, m.training) for m in self.module.modules()]
+        self.module.eval()
+        try:
+            with torch.no_grad(), self._autocast():
+                return self.module(inputs)
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return autocast(self.options.precision)
