@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from common import write
 
+from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.schedule import ZBH2, OneFOneB, Schedule, Workload, one_f_one_b_async, ticked
 from unlatch.schedule.channel import Channel
 from unlatch.schedule.machine import Machine

@@ -10,17 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layerpipe_chains import MIXED, UNIT, layers
 
+from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.dataflow import Sizes, direct_bytes
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import LayerPipePlan, plan_layerpipe
-from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES
-from unlatch.schedule import Action, Kind, one_f_one_b_async
+from unlatch.schedule import Action, Kind, Workload, one_f_one_b_async
 from unlatch.schedule.channel import Channel
-from unlatch.schedule.simulation import simulate_schedule
-from unlatch.schedule import Workload
 from unlatch.schedule.machine import Machine
+from unlatch.schedule.simulation import simulate_schedule
 
 
 @pytest.mark.parametrize(("processors", "interval"), [(2, "11/2"), (3, "4"), (4, "11/4"), (6, "2"), (8, "3/2")])

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unlatch.errors import ConfigError
+from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.report.spans import Source, row_names, spans_of
 from unlatch.report.timeline import draw_timeline, draw_timelines, save_timeline, timeline_html
 from unlatch.report.trace import trace_json
 from unlatch.runtime.events import Event
 from unlatch.schedule import ZBH1, simulate, streams, ticked
-from unlatch.schedule.simulation import Simulation, Span, simulate_schedule
 from unlatch.schedule.machine import Machine
+from unlatch.schedule.simulation import Simulation, Span, simulate_schedule
 
 
 def simulated() -> Simulation:

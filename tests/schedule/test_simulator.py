@@ -167,7 +167,8 @@ def test_messages_are_counted_between_devices_only():
 
 
 def test_links_of_borders_suit_neighbours_only():
-    far = Periodic(3, (Entry(Kind.F, 0, gives=(Port("skip", 2),)), Entry(Kind.F, 1), Entry(Kind.F, 2, takes=(Port("skip", 0),))))
+    ends = Entry(Kind.F, 0, gives=(Port("skip", 2),)), Entry(Kind.F, 2, takes=(Port("skip", 0),))
+    far = Periodic(3, (*ends, Entry(Kind.F, 1)))
     with pytest.raises(ScheduleError, match="share no border: give one channel"):
         simulate(streams(far, [1]), machine=Machine([Channel(), Channel()]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import PlanError
@@ -182,7 +182,7 @@ def predict(
     fits = memory_limit is None or memory <= memory_limit
     return Prediction(
         method=method.name,
-        options=_options(method),
+        options={"microbatches": run.microbatches, **method.settings},
         stages=run.stages,
         split=run.split,
         time_per_batch=run.time_per_batch,
@@ -198,13 +198,6 @@ def predict(
     )
 
 
-def _options(method: Method) -> dict[str, Any]:
-    """What differs from the method's defaults, as far as a settings file can say it."""
-    plain = (bool, int, float, str)
-    changed = {one.name: getattr(method, one.name) for one in fields(method) if one.default != getattr(method, one.name)}
-    return {"microbatches": method.per_batch} | {k: v for k, v in changed.items() if isinstance(v, plain)}
-
-
 def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
     reasons = [too_large] if too_large else []
     method = run.method
@@ -217,7 +210,8 @@ def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
         busy = run.simulation.timeline.busy
         reasons.append(f"never empties; stage {busy.index(max(busy))} of {len(busy)} sets the pace")
     if method.recomputes and run.stages > 1:
-        reasons.append("stages recompute; keeps nothing if they are reversible" if method.inverts else "forwards run twice")
+        reversible = "stages recompute; keeps nothing if they are reversible"
+        reasons.append(reversible if method.inverts else "forwards run twice")
     if risk == "exact":
         reasons.append("gradients of backpropagation")
     elif risk == "other gradient":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..errors import ConfigError, PlanError
@@ -48,6 +48,7 @@ BASELINE = "bp"
 
 #: Predictors that the recursion has written out.
 PREDICTIONS = ("none", "difference", "linear", "geometric", "constant-gradient")
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -250,6 +251,16 @@ class Method(ABC):
         return self.per_batch * self.accumulate
 
     # ----------------------------------------------------- what it says about itself
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options that differ from the defaults, as far as a settings file can say them.
+
+        >>> get("pipedream", microbatches=2).settings
+        {'microbatches': 2}
+        """
+        values = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
     @property
     def gradient(self) -> GradientKind:

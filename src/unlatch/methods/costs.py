@@ -38,8 +38,8 @@ def stage_costs(layers: Sequence[LayerCost], starts: Sequence[int]) -> list[Stag
     found = []
     for start, end in zip(starts, (*starts[1:], len(layers)), strict=True):
         mine = layers[start:end]
-        times = (sum(float(getattr(layer, kind)) for layer in mine) for kind in ("F", "D", "G"))
-        found.append(StageCost(*times, output_bytes=float(mine[-1].activation_bytes), layers=tuple(mine)))
+        forward, down, weight = (sum(float(getattr(layer, kind)) for layer in mine) for kind in ("F", "D", "G"))
+        found.append(StageCost(forward, down, weight, float(mine[-1].activation_bytes), tuple(mine)))
     return found
 
 

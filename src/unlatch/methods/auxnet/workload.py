@@ -49,9 +49,11 @@ def auxnet_cost(layers: Sequence[LayerCost], start: int, depth: int) -> LayerCos
     """
     below = layers[: start + 1]
     shapes = [layer.activation_bytes for layer in below]
-    fields = ("F", "D", "G", "weight_bytes")
-    sums = [prediction_costs([float(getattr(c, one)) for c in below], shapes, depth)[start] for one in fields]
-    return LayerCost("auxnet", *sums[:3], weight_bytes=sums[3])
+    forward, down, weight, size = (
+        prediction_costs([float(getattr(layer, field)) for layer in below], shapes, depth)[start]
+        for field in ("F", "D", "G", "weight_bytes")
+    )
+    return LayerCost("auxnet", forward, down, weight, weight_bytes=size)
 
 
 def border_workload(

@@ -37,6 +37,7 @@ from .workload import costed
 
 __all__ = ["LayerPipe"]
 
+
 @register
 @dataclass(frozen=True)
 class LayerPipe(Delayed):

@@ -44,21 +44,29 @@ def costed(plan: LayerPipePlan, *, exact: bool = False) -> Costed:
     return Costed(layout.schedule, workload, layout.devices, plan.processors)
 
 
-def task_workload(layout: TaskLayout, layers: Sequence[LayerCost], *, exact: bool = False) -> Workload:
-    """Times of all jobs and bytes of all messages; shipping and receiving take no time of their own."""
+def task_workload(
+    layout: TaskLayout, layers: Sequence[LayerCost], *, sizes: Sizes | None = None, exact: bool = False
+) -> Workload:
+    """Times of all jobs and bytes of all messages; shipping and receiving take no time of their own.
+
+    **Arguments:**
+
+    - `sizes`: of tensors, if more is known than the costs of layers tell.
+    - `exact`: keep fractions.
+    """
     number = (lambda value: cast(float, value)) if exact else float
     times: list[dict[Kind, float]] = [{} for _ in layout.stations]
     for job in layout.jobs:
         times[job.entry.station][job.entry.kind] = number(layout.flow.time(job.step, layers))
-    sent = {message[:3]: float(message.bytes) for message in layout.flow.messages(Sizes.of(layers))}
-    sizes: dict[Route | str, float] = {}
+    sent = {message[:3]: float(message.bytes) for message in layout.flow.messages(sizes or Sizes.of(layers))}
+    routes: dict[Route | str, float] = {}
     for job in layout.jobs:
         for name, sender, receiver in job.entry.outgoing:
             ends = name, layout.devices[sender], layout.devices[receiver]
-            sizes[name, sender, receiver] = sent.get(ends, 0.0)
+            routes[name, sender, receiver] = sent.get(ends, 0.0)
     inputs = [0, *(layer.activation_bytes for layer in layers[:-1])]
     kept = [
         float(size if layer.kept_bytes is None else layer.kept_bytes)
         for layer, size in zip(layers, inputs, strict=True)
     ]
-    return Workload(times, sizes, kept)
+    return Workload(times, routes, kept)

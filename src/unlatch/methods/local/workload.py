@@ -36,7 +36,7 @@ def synthesiser_costs(stage: StageCost) -> tuple[float, float]:
 def greedy_workload(stages: Sequence[StageCost], seeds: Sequence[float], lessons: Sequence[float]) -> Workload:
     """Stages that hand outputs up and go backward from a seed of their own.
 
-    **Arguments:** `seeds`, `lessons`: per stage, the time to make the seed, and to learn from the next stage's gradient.
+    **Arguments:** `seeds`, `lessons`: times, per stage, to make the seed and to learn from the next stage's gradient.
     """
     times: list[dict[Kind, float]] = []
     sizes: dict[Route | str, float] = {}
