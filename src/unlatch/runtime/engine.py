@@ -421,8 +421,8 @@ def _opening(schedule: Schedule, devices: Sequence[int], station: int) -> tuple[
     if port is None or entry.when is not None or entry.offset > 0:
         raise ConfigError(
             f"the process of station {station} begins with {entry} at offset {entry.offset}: expected an entry that "
-            "takes a message of another process for every micro-batch in the slot in which it enters, since that is how "
-            "a process learns of it"
+            "takes a message of another process for every micro-batch, in the slot in which it enters: so a process "
+            "learns of it"
         )
     return port.name, entry.station
 

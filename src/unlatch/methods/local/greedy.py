@@ -102,7 +102,7 @@ class DGL(Local):
     def __post_init__(self) -> None:
         super().__post_init__()
         for what, of in (("head", "(border_shape, output_shape)"), ("head_optimizer", "the parameters")):
-            object.__setattr__(self, what, as_function(f"dgl: {what}", getattr(self, what), of))
+            object.__setattr__(self, what, as_function(f"{self.name}: {what}", getattr(self, what), of))
 
     def schedule(self, stages: int) -> Schedule:
         entries: list[Entry] = []
@@ -124,9 +124,14 @@ class DGL(Local):
         def station(stage: Stage) -> GreedyStation:
             if stage.last:
                 return GreedyStation(stage)
-            return HeadStation(stage, networks.head(stage.index, self.head, self.head_optimizer))
+            make = self.head_maker(stage.index, blueprint)
+            return HeadStation(stage, networks.head(stage.index, make, self.head_optimizer))
 
         return {stage.index: station(stage) for stage in self.local_stages(blueprint)}
+
+    def head_maker(self, stage: int, blueprint: Blueprint) -> Callable[..., nn.Module] | None:
+        """What makes the head of a stage from the shapes at the border and at the output; `None` for the usual one."""
+        return self.head
 
 
 @register
