@@ -14,7 +14,7 @@ import unlatch
 from recording import feed, listening
 from unlatch import methods
 from unlatch.api.method_run import simulate_method
-from unlatch.methods import DGL, DNI, PETRA, AuxNet, AuxVar, LayerPipe
+from unlatch.methods import DGL, DNI, PETRA, AugLocal, AuxNet, AuxVar, LayerPipe
 from unlatch.nn.tree import tree_bytes
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.schedule import Kind, simulate, streams
@@ -49,6 +49,8 @@ def test_outputs_come_back_to_stages_that_reverse():
 def test_heads_and_synthesisers_are_estimated_from_similar_layers():
     # A head as the last layer, forward and back; a synthesiser as three layers like the one below it.
     assert times(DGL(), 1) == {"F": 2, "A": 6, "B": 10}
+    # Layers change shape here, so that AugLocal takes all that come later.
+    assert times(AugLocal(), 0)["A"] == 4 * 6
     assert times(DNI(), 1) == {"L": 18, "F": 2, "A": 3, "B": 10}
     assert times(DNI(), 2) == {"F": 2, "B": 10}
 

@@ -32,7 +32,7 @@ from ..costs import stage_costs
 from ..options import Positive, as_function
 from .networks import Networks
 from .stations import ADJOINT, LEARN, LOSS, LOSS_DOWN, SEED, UPDATE_HEAD, GreedyStation, HeadStation, SynthesisStation
-from .workload import greedy_workload, head_cost, synthesiser_costs
+from .workload import greedy_workload, synthesiser_costs
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory", "loss_down"]
 
@@ -116,7 +116,12 @@ class DGL(Local):
 
     def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
         stages = stage_costs(layers, starts)
-        return greedy_workload(stages, [head_cost(layers)] * len(stages), [0.0] * len(stages))
+        heads = [self.head_cost(layers, starts, stage) for stage in range(len(starts) - 1)]
+        return greedy_workload(stages, [*heads, 0.0], [0.0] * len(stages))
+
+    def head_cost(self, layers: Sequence[LayerCost], starts: Sequence[int], stage: int) -> float:
+        """An estimate of one pass of a stage's head and back again: as the last layer, which does the same."""
+        return float(layers[-1].work)
 
     def stations(self, blueprint: Blueprint) -> Mapping[int, Station]:
         networks = Networks(self.name, blueprint)
