@@ -22,10 +22,10 @@ from unlatch.methods import LayerPipe
 from unlatch.methods.layerpipe.entries import TaskLayout
 from unlatch.methods.layerpipe.workload import task_workload
 from unlatch.nn.tree import tree_bytes
+from unlatch.plan import Plan
 from unlatch.plan.dataflow import Dataflow, Sizes, layer_kinds
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.task_plan import TaskPlan
 from unlatch.plan.task_planning import executable
 from unlatch.runtime.mail import Mail
 from unlatch.schedule import buffers, simulate, streams
@@ -65,7 +65,7 @@ def built(specs: list[LayerSpec]) -> nn.Sequential:
     return nn.Sequential(*blocks).double()
 
 
-def planned(specs: list[LayerSpec], devices: int, mode: str, g: int) -> TaskPlan:
+def planned(specs: list[LayerSpec], devices: int, mode: str, g: int) -> Plan:
     factor = Fraction(1, 8) if mode == "factor" else 0
     costs = [LayerCost(str(n), spec.time, spec.time, spec.time, hadamard=factor) for n, spec in enumerate(specs)]
     plan = plan_layerpipe(costs, devices, mode, linear=[spec.shape != "bent" for spec in specs])
@@ -73,7 +73,7 @@ def planned(specs: list[LayerSpec], devices: int, mode: str, g: int) -> TaskPlan
     return executable(plan, names, [(n, n + 1) for n in range(len(specs))], [1] * len(specs), g=g)
 
 
-def flow_of(plan: TaskPlan, specs: list[LayerSpec]) -> Dataflow:
+def flow_of(plan: Plan, specs: list[LayerSpec]) -> Dataflow:
     """The reading of the plan, without a look at the model: several blocks in one layer are no linear map."""
     layers = [specs[start:end] for start, end in plan.spans]
     linear = [len(layer) == 1 and layer[0].shape != "bent" for layer in layers]
@@ -81,7 +81,7 @@ def flow_of(plan: TaskPlan, specs: list[LayerSpec]) -> Dataflow:
     return Dataflow(plan.tasks, len(layers), layer_kinds(plan.tasks, linear), factors)
 
 
-def sizes_of(plan: TaskPlan, specs: list[LayerSpec], model: nn.Sequential, samples: int) -> Sizes:
+def sizes_of(plan: Plan, specs: list[LayerSpec], model: nn.Sequential, samples: int) -> Sizes:
     row = samples * torch.finfo(torch.double).bits // 8
     weights = [sum(p.nbytes for p in model[start:end].parameters()) for start, end in plan.spans]
     outputs = [row * specs[end - 1].width for _, end in plan.spans]

@@ -15,11 +15,9 @@ from unlatch.models.registry import build
 from unlatch.nn.chain import chain
 from unlatch.plan.layer_costs import LayerCost, from_profile, layer_costs_from_json, read_layer_costs, write_layer_costs
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.mac import mac_costs
 from unlatch.plan.model_costs import model_costs
-from unlatch.plan.networks import LayerShape, network_names, network_shapes
+from unlatch.plan.networks import LayerShape, mac_costs, network_names, network_shapes, systolic_costs
 from unlatch.plan.profile import profile
-from unlatch.plan.systolic import systolic_costs
 
 
 def test_a_file_and_back(tmp_path: Path) -> None:

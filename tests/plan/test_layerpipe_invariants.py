@@ -15,7 +15,7 @@ from unlatch.errors import PlanError
 from unlatch.plan.dataflow import Dataflow, Sizes, cut_bytes
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost, as_chain, total_work
-from unlatch.plan.layerpipe import LayerPipePlan, assemble, iteration_bound, pipedream_interval, plan_layerpipe
+from unlatch.plan.layerpipe import PlannedTasks, assemble, iteration_bound, pipedream_interval, plan_layerpipe
 from unlatch.plan.linked_partition import cut_sizes, linked_interval
 from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES, Task, chain_items
@@ -30,11 +30,11 @@ def crossing(placed: list[Task], chain: list[LayerCost], count: int) -> list[Fra
     return cut_bytes(Dataflow(placed, len(chain)), Sizes.of(chain), count)
 
 
-def check_tasks(plan: LayerPipePlan) -> None:
+def check_tasks(plan: PlannedTasks) -> None:
     """Everything once; loads add up; what is needed comes at least a slot earlier from elsewhere."""
     shares: dict[tuple[str, int], Fraction] = {}
     for task in plan.tasks:
-        assert 0 <= task.processor < plan.processors
+        assert 0 <= task.processor < plan.devices
         assert task.fraction > 0
         shares[task.kind, task.layer] = shares.get((task.kind, task.layer), Fraction(0)) + task.fraction
     count = len(plan.layers)
@@ -46,7 +46,7 @@ def check_tasks(plan: LayerPipePlan) -> None:
         assert after.slot - before.slot >= (before.processor != after.processor), (before, after)
 
 
-def edges(plan: LayerPipePlan) -> Iterator[tuple[Task, Task]]:
+def edges(plan: PlannedTasks) -> Iterator[tuple[Task, Task]]:
     """All pairs of shares of which the second needs something of the first, for the same mini-batch."""
     count = len(plan.layers)
     needs: dict[str, list[tuple[str, int]]] = {
@@ -65,7 +65,7 @@ def edges(plan: LayerPipePlan) -> Iterator[tuple[Task, Task]]:
 def test_plans_are_complete_and_in_time(costs: list[LayerCost], count: int, mode: str) -> None:
     plan = plan_layerpipe(costs, count, mode)
     check_tasks(plan)
-    bound = iteration_bound(plan.layers, plan.delays.gradient)
+    bound = iteration_bound(plan.layers, plan.delays.gradient, plan.tasks)
     assert plan.initiation_interval >= bound
     assert min(plan.delays.gradient) >= 0
     assert min(plan.delays.activation) >= 0

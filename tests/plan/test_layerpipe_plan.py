@@ -14,8 +14,7 @@ from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
 from unlatch.plan.list_schedule import plan_list
-from unlatch.plan.mac import mac_costs
-from unlatch.plan.networks import network_shapes
+from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
 
 # a_l = 100 + l, W_l = 10 (l + 1), l from 0
@@ -29,7 +28,8 @@ def test_json() -> None:
     assert answer["delays"] == [6, 4, 2, 0]
     assert answer["utilisation"] == 1
     assert answer["communication_bytes"] == sum(answer["cut_bytes"])
-    assert answer["tasks"][2] == {"task": "D", "layer": 1, "name": "l1", "processor": 0, "fraction": 0.75, "slot": 6}
+    assert answer["tasks"][2] == {"task": "D", "layer": 1, "device": 0, "fraction": 0.75, "slot": 6}
+    assert answer["blocks"] == [layer.name for layer in UNIT]
     assert len(answer["tasks"]) == 11 + 3
 
 

@@ -13,7 +13,7 @@ from layerpipe_chains import MIXED, UNIT, layers
 from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.dataflow import Sizes, direct_bytes
 from unlatch.plan.layer_costs import LayerCost
-from unlatch.plan.layerpipe import LayerPipePlan, plan_layerpipe
+from unlatch.plan.layerpipe import PlannedTasks, plan_layerpipe
 from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES
 from unlatch.schedule import Action, Kind, Workload, one_f_one_b_async
@@ -48,7 +48,7 @@ plans = st.builds(
 
 @given(plans, st.integers(1, 12))
 @settings(max_examples=80)
-def test_self_timed_is_never_slower_than_slots(plan: LayerPipePlan, batches: int) -> None:
+def test_self_timed_is_never_slower_than_slots(plan: PlannedTasks, batches: int) -> None:
     run = simulate_layerpipe(plan, batches)
     assert max(plan.loads) * batches <= run.makespan <= plan.makespan(batches)
     done = Counter(str(a.kind) for stream in run.timeline.streams for a in stream if str(a.kind) in "FIHW")
@@ -58,7 +58,7 @@ def test_self_timed_is_never_slower_than_slots(plan: LayerPipePlan, batches: int
 
 @given(plans)
 @settings(max_examples=60)
-def test_messages_are_those_of_the_plan(plan: LayerPipePlan) -> None:
+def test_messages_are_those_of_the_plan(plan: PlannedTasks) -> None:
     run = simulate_layerpipe(plan, 2)
     assert sum(run.link_bytes.values()) == pytest.approx(float(direct_bytes(plan.dataflow, Sizes.of(plan.layers))))
     assert run.messages == 2 * len(plan.dataflow.messages(Sizes.of(plan.layers)))
@@ -66,7 +66,7 @@ def test_messages_are_those_of_the_plan(plan: LayerPipePlan) -> None:
 
 @given(plans)
 @settings(max_examples=60)
-def test_weights_are_exactly_as_old_as_planned(plan: LayerPipePlan) -> None:
+def test_weights_are_exactly_as_old_as_planned(plan: PlannedTasks) -> None:
     """The forward of batch t starts after the gradient of t - delay - 1 came, and before that of t - delay is made."""
     run = simulate_layerpipe(plan, 8)
     started = {action: start for action, start, _ in run.timeline}

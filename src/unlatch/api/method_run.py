@@ -11,8 +11,10 @@ from ..errors import PlanError
 from ..lookup import did_you_mean
 from ..methods import Method
 from ..methods import get as get_method
+from ..plan import Plan
 from ..plan.layer_costs import LayerCost, Number, as_chain, total_work
-from ..plan.layerpipe import LayerPipePlan
+from ..plan.layerpipe import PlannedTasks
+from ..plan.memory import layer_sizes, stage_memory, task_memory
 from ..plan.partition import contiguous_split
 from ..schedule.channel import FREE, Channel
 from ..schedule.machine import Machine
@@ -43,7 +45,7 @@ class MethodRun:
     devices: int
     simulation: Simulation
     starts: tuple[int, ...] = ()
-    plan: LayerPipePlan | None = None
+    plan: PlannedTasks | None = None
 
     @property
     def microbatches(self) -> int:
@@ -54,7 +56,7 @@ class MethodRun:
     @property
     def stages(self) -> int:
         """Stages, or processors with something to do where tasks are placed."""
-        return self.plan.busy_processors if self.plan is not None else len(self.starts)
+        return self.plan.plan.busy_devices if self.plan is not None else len(self.starts)
 
     @property
     def time_per_batch(self) -> float:
@@ -80,6 +82,43 @@ class MethodRun:
     def split(self) -> tuple[str, ...]:
         """Names of the layers that start the second and later stages."""
         return tuple(self.layers[start].name for start in self.starts[1:])
+
+    @property
+    def cut(self) -> Plan:
+        """Where whole layers are placed, the stages as a plan."""
+        ends = (*self.starts[1:], len(self.layers))
+        works = [sum(layer.work for layer in self.layers[a:b]) for a, b in zip(self.starts, ends, strict=True)]
+        names = tuple(layer.name for layer in self.layers)
+        return Plan(names, self.starts, tuple(float(work) / self.microbatches for work in works))
+
+    def device_bytes(self, *, optimizer_slots: int = 1, input_bytes: float = 0) -> list[float]:
+        """Memory of each device in use.
+
+        **Arguments:**
+
+        - `optimizer_slots`: numbers that the optimizer keeps per weight: 0 for plain SGD, 1 with momentum, 2 for Adam.
+        - `input_bytes`: of one batch of data, which the first layer keeps.
+
+        >>> layers = [LayerCost(name, 1, 1, 1, activation_bytes=10, weight_bytes=100) for name in "ab"]
+        >>> simulate_method("pipedream", layers, 2).device_bytes()
+        [420.0, 330.0]
+        """
+        rules, parts = self.method.rules(), self.microbatches
+        if self.plan is not None:
+            share, per_update = input_bytes / parts, parts * self.method.accumulate
+            return task_memory(
+                self.plan, rules, per_update=per_update, optimizer_slots=optimizer_slots, input_bytes=share
+            )
+        found = stage_memory(
+            layer_sizes(self.layers, self.starts, microbatches=parts, input_bytes=input_bytes),
+            rules,
+            self.method.schedule(self.stages),
+            microbatches=parts,
+            accumulate=self.method.accumulate,
+            delays=self.gaps,
+            optimizer_slots=optimizer_slots,
+        )
+        return [stage.total for stage in found]
 
 
 def simulate_method(
@@ -148,7 +187,7 @@ class _Trial:
         if found is None:
             return None
         plan, costed = found
-        count = self.batches or _enough(False, plan.busy_processors, parts)
+        count = self.batches or _enough(False, plan.plan.busy_devices, parts)
         return self._run(chosen, costed, count, self.machine, plan=plan)
 
     def best_cut(self, method: Method) -> MethodRun:
@@ -189,7 +228,7 @@ class _Trial:
         machine: Machine,
         *,
         starts: tuple[int, ...] = (),
-        plan: LayerPipePlan | None = None,
+        plan: PlannedTasks | None = None,
     ) -> MethodRun:
         _check_size(len(costed.schedule.entries), batches * method.per_batch)
         simulation = costed.simulate(batches, method.per_batch, method.accumulate, machine)

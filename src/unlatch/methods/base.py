@@ -19,7 +19,7 @@ from ..nn.chain import Block
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
 from ..plan.layer_costs import LayerCost, as_chain
-from ..plan.layerpipe import LayerPipePlan
+from ..plan.layerpipe import PlannedTasks
 from ..plan.partition import contiguous_split
 from ..rules.activations import Activation
 from ..rules.bundle import Rules
@@ -139,8 +139,17 @@ class Method(ABC):
         """A cut by names where stages cost more than their blocks; `"auto"` where they do not."""
         return "auto"
 
+    def fit_plan(self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16"] = "fp32") -> Plan:
+        """A plan that was made without the model at hand, such as one from a file, for the model."""
+        if plan.split is None:
+            raise PlanError(f"{plan.source} places tasks, but {self.name} trains stages: plan for {self.name}")
+        return make_plan(blocks, len(plan.starts), split=plan.split)
+
     def check_plan(self, plan: Plan, stages: int) -> None:
-        """Raise `PlanError` unless a plan is for as many stages as are asked for."""
+        """Raise `PlanError` unless a plan can be followed and is for as many stages as are asked for."""
+        plan.check()
+        if plan.split is None:
+            raise PlanError(f"the plan places tasks, but {self.name} trains stages: leave plan out")
         if len(plan.starts) != stages:
             raise PlanError(f"the plan has {len(plan.starts)} stages, but stages={stages} was asked for")
 
@@ -173,7 +182,7 @@ class Method(ABC):
 
     def placed(
         self, layers: Sequence[LayerCost], devices: int, channel: Channel, linear: Sequence[bool] | None
-    ) -> tuple[LayerPipePlan, Costed] | None:
+    ) -> tuple[PlannedTasks, Costed] | None:
         """Where each task goes, and the schedule that follows, if it places tasks one by one instead of cutting."""
         return None
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..api.memory_model import device_bytes
 from ..api.method_run import simulate_method
 from ..errors import ConfigError
 from ..methods import Method
@@ -104,7 +103,7 @@ def sweep(
                     run.utilisation,
                     float(simulation.bubble),
                     max(run.gaps) / (run.microbatches * run.method.accumulate),
-                    max(device_bytes(run)),
+                    max(run.device_bytes()),
                     float(sum(simulation.link_bytes.values())) * run.microbatches,
                 )
             )

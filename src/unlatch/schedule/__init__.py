@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .entries import OUTSIDE, Action, Entry, Kind, Port, Schedule, chain_entry
 from .flushed import ZBH1, ZBH2, Flushed, GPipe, OneFOneB, Sequential
-from .occupancy import Buffers, buffers, staleness, versions
+from .occupancy import Buffers, buffers, staleness, steady_buffers, versions
 from .periodic import Periodic, forward_locked, one_f_one_b_async, rounds, split_rounds, ticked
 from .picture import TickEntry, gantt, lockstep, slot_table, tick_entries, timetable
 from .runs import Streams, by_station, place, streams, unroll, update_ends
@@ -50,6 +50,7 @@ __all__ = [
     "slot_table",
     "split_rounds",
     "staleness",
+    "steady_buffers",
     "streams",
     "tick_entries",
     "ticked",

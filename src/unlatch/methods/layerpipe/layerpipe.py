@@ -14,8 +14,7 @@ from ...plan import Plan
 from ...plan.dataflow import Dataflow, layer_kinds
 from ...plan.layer_costs import LayerCost
 from ...plan.layer_groups import linear_of
-from ...plan.layerpipe import LayerPipePlan, plan_layerpipe
-from ...plan.task_plan import TaskPlan
+from ...plan.layerpipe import PlannedTasks, plan_layerpipe
 from ...rules.activations import Graph
 from ...rules.bundle import Rules
 from ...rules.updates import StagePlace
@@ -31,7 +30,7 @@ from .away import GraphAway, LinearAway
 from .entries import TaskLayout
 from .home import GraphHome, Home, LinearHome, WholeHome
 from .planner import LayerPipePlanner
-from .planning import plan_layers
+from .planning import fit_tasks, plan_layers
 from .station import TaskStation
 from .workload import costed
 
@@ -110,13 +109,18 @@ class LayerPipe(Delayed):
             return plan_layers(blocks, self, stages, split, sample, precision)
         return super().plan(blocks, stages, split, sample, precision)
 
+    def fit_plan(self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16"] = "fp32") -> Plan:
+        return fit_tasks(plan, blocks, self, precision) if plan.tasks else super().fit_plan(plan, blocks, precision)
+
     def check_plan(self, plan: Plan, stages: int) -> None:
         if not self.places_tasks:
             super().check_plan(plan, stages)
-        elif not isinstance(plan, TaskPlan):
+        elif not plan.check().tasks:
             raise PlanError(
-                f'layerpipe in mode "{self.mode}" needs a plan of tasks: leave plan out, or pass a TaskPlan'
+                f'layerpipe in mode "{self.mode}" needs a plan of tasks: leave plan out, or pass a plan with tasks'
             )
+        elif plan.devices != stages:
+            raise PlanError(f"the plan uses {plan.devices} devices, but stages={stages} was asked for")
 
     def most_stages(self, layers: int) -> int:
         # Three tasks of every layer, but no input gradient of the first one.
@@ -124,14 +128,14 @@ class LayerPipe(Delayed):
 
     def placed(
         self, layers: Sequence[LayerCost], devices: int, channel: Channel, linear: Sequence[bool] | None
-    ) -> tuple[LayerPipePlan, Costed] | None:
+    ) -> tuple[PlannedTasks, Costed] | None:
         if not self.places_tasks:
             return None
         plan = plan_layerpipe(layers, devices, self.mode, channel=channel, linear=linear)
         return plan, costed(plan)
 
     def follow(self, plan: Plan) -> Method:
-        return replace(self, delays=plan.delays) if isinstance(plan, TaskPlan) else self
+        return replace(self, delays=plan.delays)
 
     def program(self, blueprint: Blueprint) -> Schedule:
         return super().program(blueprint) if not self.places_tasks else _Building(self, blueprint).layout.schedule
@@ -147,7 +151,6 @@ class _Building:
     """Makes stations from a plan of tasks."""
 
     def __init__(self, method: LayerPipe, blueprint: Blueprint) -> None:
-        assert isinstance(blueprint.plan, TaskPlan), "check_plan has seen it"
         self.method, self.blueprint, self.plan = method, blueprint, blueprint.plan
         precision = blueprint.options.precision
         self.maps = [linear_of(blueprint.blocks, span, precision) for span in self.plan.spans]
@@ -160,7 +163,7 @@ class _Building:
                 )
         factors = [found is not None and found.function is not None for found in self.maps]
         self.flow = Dataflow(self.plan.tasks, len(self.maps), kinds, factors)
-        self.layout = TaskLayout(self.flow, self.plan.processors)
+        self.layout = TaskLayout(self.flow, self.plan.devices)
 
     def stations(self) -> dict[int, Station]:
         """Those of this rank."""
@@ -200,7 +203,7 @@ class _Building:
             "tasks": tasks,
             "couriers": len(self.flow.couriers(layer)),
             "delay": math.ceil(self._reach(layer) / parts),
-            "factor": rules.update.scale(StagePlace(tasks.home, self.plan.processors)),
+            "factor": rules.update.scale(StagePlace(tasks.home, self.plan.devices)),
         }
         place = (layer, len(self.maps), self._module(layer), rules, blueprint.options)
         if tasks.kind == "linear":

@@ -8,7 +8,7 @@ from typing import cast
 
 from ...plan.dataflow import Sizes
 from ...plan.layer_costs import LayerCost
-from ...plan.layerpipe import LayerPipePlan
+from ...plan.layerpipe import PlannedTasks
 from ...schedule import Kind, Workload
 from ...schedule.entries import Route
 from ...schedule.machine import Machine
@@ -19,7 +19,7 @@ __all__ = ["costed", "simulate_layerpipe", "task_workload"]
 
 
 def simulate_layerpipe(
-    plan: LayerPipePlan, batches: int, machine: Machine | None = None, *, exact: bool = True
+    plan: PlannedTasks, batches: int, machine: Machine | None = None, *, exact: bool = True
 ) -> Simulation:
     """Run a plan, self-timed: each device keeps the order of the slots but does not wait for their end.
 
@@ -37,12 +37,12 @@ def simulate_layerpipe(
     return costed(plan, exact=exact).simulate(batches, machine=machine or Machine(plan.channel))
 
 
-def costed(plan: LayerPipePlan, *, exact: bool = False) -> Costed:
+def costed(plan: PlannedTasks, *, exact: bool = False) -> Costed:
     """The schedule that training follows under a plan, with times and bytes for one mini-batch."""
-    layout = TaskLayout(plan.dataflow, plan.processors)
+    layout = TaskLayout(plan.dataflow, plan.devices)
     workload = task_workload(layout, plan.layers, exact=exact and isinstance(plan.initiation_interval, Fraction))
     owners = [layer for layer, _ in layout.stations]
-    return Costed(layout.schedule, workload, layout.devices, plan.processors, owners)
+    return Costed(layout.schedule, workload, layout.devices, plan.devices, owners)
 
 
 def task_workload(
