@@ -20,7 +20,7 @@ from unlatch.methods import DTRP, LayerPipe, PipeDream
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
-from unlatch.schedule.simulator_stages import Machine
+from unlatch.schedule.machine import Machine
 from unlatch.schedule.stability import stability_limit
 
 LAYERS = [LayerCost(f"l{n}", 1, 1, 1, activation_bytes=80, weight_bytes=100) for n in range(8)]
