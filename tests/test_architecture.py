@@ -19,6 +19,9 @@ GENERIC = [
     "config",
     "report",
     "demo.py",
+    "api/advice.py",
+    "api/auto.py",
+    "api/method_run.py",
 ]
 
 PACKAGE = Path(unlatch.__file__).parent

@@ -15,7 +15,7 @@ from unlatch.nn import chain
 from unlatch.plan import jitter
 from unlatch.plan.jitter import relative_spread
 from unlatch.plan.passes import BlockTimes
-from unlatch.schedule.simulator_stages import Machine, jitter_factors
+from unlatch.schedule.machine import Machine, jitter_factors
 
 BLOCKS = chain([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)])
 

@@ -34,8 +34,9 @@ def test_json() -> None:
 
 
 def test_bytes_of_a_shared_input_gradient() -> None:
-    """a_{l-1} + delta_l + x delta_{l-1} + (1-x) W_l, here l = 2 (from 0) and x = 1/2."""
-    assert plan_layerpipe(SIZED, 2).communication_bytes == 101 + 102 + Fraction(101, 2) + Fraction(30, 2)
+    """a_{l-1} + (1-x) delta_l + x delta_{l-1} + W_l, here l = 2 (from 0) and x = 1/2: shares are rows of the batch, so
+    the place below needs its rows of delta_l and all weights."""
+    assert plan_layerpipe(SIZED, 2).communication_bytes == 101 + Fraction(102, 2) + Fraction(101, 2) + 30
 
 
 def test_bytes_of_whole_tasks() -> None:

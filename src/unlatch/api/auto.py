@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import PlanError
-from ..methods import LayerPipe, Method, names
-from ..methods.local import Local
+from ..methods import Method, names
 from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 from ..schedule.stability import advise
 from .method_run import MethodRun, simulate_method
 
@@ -154,7 +153,15 @@ def plan_auto(
     refused: dict[str, str] = {}
     for one in methods if methods is not None else names():
         try:
-            run = simulate_method(one, costs, devices, batch_size=batch_size, machine=machine, linear=linear)
+            run = simulate_method(
+                one,
+                costs,
+                devices,
+                batch_size=batch_size,
+                machine=machine,
+                linear=linear,
+                data_bytes=input_bytes,
+            )
         except PlanError as error:
             refused[one if isinstance(one, str) else one.name] = str(error)
             continue
@@ -170,20 +177,26 @@ def predict(
 ) -> Prediction:
     """What a simulated method means for time, memory and risk."""
     method = run.method
-    parts = run.microbatches * method.accumulate
-    chosen = method.rules().forward.prediction
-    predictor = None if chosen is None else chosen.name
-    gaps = run.gaps
-    advice = advise(gaps, momentum=momentum, nesterov=nesterov, predictor=predictor, microbatches=parts)
+    gaps, parts, chosen = run.gaps, method.per_update, method.rules().forward.prediction
+    advice = advise(
+        gaps,
+        momentum=momentum,
+        nesterov=nesterov,
+        predictor=None if chosen is None else chosen.name,
+        alpha=1.0 if chosen is None else chosen.regulator.alpha,
+        microbatches=parts,
+    )
     worst = max(advice.verdicts, key=RISKS.index)
-    risk = "other gradient" if isinstance(method, Local) else "exact" if max(gaps) == 0 else worst
+    risk = "other gradient" if method.gradient == "local" else "exact" if max(gaps) == 0 else worst
     late = max(gaps) / parts
     fits = memory_limit is None or memory <= memory_limit
-    options: dict[str, Any] = {"microbatches": run.microbatches}
-    if isinstance(method, LayerPipe):
-        options["mode"] = method.mode
+    plan = run.cut if run.plan is None else run.plan.plan
     return Prediction(
-        plan=replace(run.cut if run.plan is None else run.plan.plan, method=method.name, options=options),
+        plan=replace(
+            plan,
+            method=method.name,
+            options={**plan.options, "microbatches": run.microbatches, **method.settings},
+        ),
         time_per_batch=run.time_per_batch,
         speedup=run.speedup,
         utilisation=run.utilisation,
@@ -199,7 +212,7 @@ def predict(
 def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
     reasons = [too_large] if too_large else []
     method = run.method
-    if method.schedule(run.stages).flushes and not isinstance(method, Local):
+    if method.schedule(run.stages).flushes:
         idle = 1 - float(run.simulation.steady_utilisation)
         reasons.append(f"idle {idle:.0%} of the time, while the pipeline fills and empties")
     elif run.plan is not None:
@@ -208,12 +221,12 @@ def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
         busy = run.simulation.timeline.busy
         reasons.append(f"never empties; stage {busy.index(max(busy))} of {len(busy)} sets the pace")
     if method.recomputes and run.stages > 1:
-        reverses = method.rules().activation.inverts
-        reasons.append("stages recompute; keeps nothing if they are reversible" if reverses else "forwards run twice")
+        reversible = "stages recompute; keeps nothing if they are reversible"
+        reasons.append(reversible if method.inverts else "forwards run twice")
     if risk == "exact":
         reasons.append("gradients of backpropagation")
     elif risk == "other gradient":
-        reasons.append("learns from local losses: accuracy is not predicted, nor the cost of its own networks")
+        reasons.append("learns from local losses: accuracy is not predicted, the cost of its own networks estimated")
     else:
         reasons.append(f"gradients up to {late:.1f} updates late: {risk}")
     if run.stages < run.devices:

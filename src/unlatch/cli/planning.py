@@ -18,7 +18,7 @@ from ..plan.layer_groups import group_blocks, group_costs, grouped_profile, line
 from ..plan.model_costs import model_costs
 from ..plan.networks import mac_costs, network_shapes, systolic_costs
 from ..schedule.channel import Channel
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 from .prepare import build_model, loaders, model_options
 from .settings import read_settings
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..errors import ConfigError, PlanError
@@ -18,6 +18,9 @@ from ..lookup import call, did_you_mean
 from ..nn.chain import Block
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
+from ..plan.layer_costs import LayerCost, as_chain
+from ..plan.layerpipe import PlannedTasks
+from ..plan.partition import contiguous_split
 from ..rules.activations import Activation
 from ..rules.bundle import Rules
 from ..rules.gradients import FromAbove, Gradient, Shrunk
@@ -27,8 +30,11 @@ from ..rules.weights import BackwardWeights, Current, ForwardWeights, Newest, Pr
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import Stage
 from ..runtime.station import ChainStation, Station
-from ..schedule import Schedule
+from ..schedule import Schedule, Workload
+from ..schedule.channel import FREE, Channel
+from ..schedule.simulation import Costed
 from ..schedule.stability import auto_microbatches, version_gaps
+from .costs import chain_workload, stage_costs
 from .options import Whole, check_options
 from .planner import Planner
 
@@ -42,6 +48,7 @@ BASELINE = "bp"
 
 #: Predictors that the recursion has written out.
 PREDICTIONS = ("none", "difference", "linear", "geometric", "constant-gradient")
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -150,6 +157,41 @@ class Method(ABC):
         """Options that are decided by measuring the stages, and a sentence that says why; none for most methods."""
         return {}, ""
 
+    # --------------------------------------------------------- what it costs, in virtual time
+
+    def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
+        """Times and bytes of `schedule(len(starts))`.
+
+        **Arguments:**
+
+        - `layers`: their costs for one micro-batch.
+        - `starts`: first layer of each stage.
+        - `data_bytes`: of the data of one micro-batch.
+        """
+        return chain_workload(stage_costs(layers, starts), self.rules().activation)
+
+    def cuts(self, layers: Sequence[LayerCost], stages: int) -> list[list[int]]:
+        """First layers of the stages in cuts that are worth a trial where messages take no time."""
+        last = [float(layer.work) for layer in layers]
+        again = [float(layer.F) if self.recomputes else 0.0 for layer in layers]
+        return [contiguous_split([a + b for a, b in zip(last, again, strict=True)], stages, last=last)]
+
+    def most_stages(self, layers: int) -> int:
+        """Devices that so many layers can keep busy."""
+        return layers
+
+    def placed(
+        self, layers: Sequence[LayerCost], devices: int, channel: Channel, linear: Sequence[bool] | None
+    ) -> tuple[PlannedTasks, Costed] | None:
+        """Where each task goes, and the schedule that follows, if it places tasks one by one instead of cutting."""
+        return None
+
+    def example(self, stages: int) -> Costed:
+        """Its schedule for as many equal layers on as many devices."""
+        layers = as_chain([LayerCost(str(layer), 1, 1, 1) for layer in range(stages)])
+        found = self.placed(layers, stages, FREE, None)
+        return found[1] if found else Costed(self.schedule(stages), self.workload(layers, range(stages)))
+
     # ---------------------------------------------------- what it says about itself
 
     #: Whether `lr_scale` says anything.
@@ -218,6 +260,16 @@ class Method(ABC):
         return self.per_batch * self.accumulate
 
     # ----------------------------------------------------- what it says about itself
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options that differ from the defaults, as far as a settings file can say them.
+
+        >>> get("pipedream", microbatches=2).settings
+        {'microbatches': 2}
+        """
+        values = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
     @property
     def gradient(self) -> GradientKind:

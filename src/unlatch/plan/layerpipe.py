@@ -15,15 +15,15 @@ from typing import Any
 from ..errors import PlanError
 from ..schedule.channel import FREE, Channel
 from .chain_partition import split_row
+from .dataflow import Dataflow, Sizes, cut_bytes, direct_bytes, layer_kinds
 from .layer_costs import LayerCost, Number, as_chain, exact, plain
 from .linked_partition import linked_interval, split_linked
 from .plan import Plan
 from .plan_file import plan_to_json
-from .retiming import Delays, by_task, delays, retime
-from .tasks import Mode, Task, chain_items, check_mode
-from .traffic import cut_bytes, direct_bytes
+from .retiming import Delays, delays, retime
+from .tasks import Mode, Task, by_task, chain_items, check_mode
 
-__all__ = ["PlannedTasks", "assemble", "iteration_bound", "pipedream_interval", "plan_layerpipe", "task_size"]
+__all__ = ["PlannedTasks", "assemble", "iteration_bound", "pipedream_interval", "plan_layerpipe"]
 
 ANYWHERE = "tasks lie anywhere, and training follows only plans in a row: plan with --placement row"
 
@@ -48,6 +48,13 @@ class PlannedTasks:
     channel: Channel = FREE
     #: Whether no other placement in this mode has a smaller interval; for plans in a row: no other row.
     proven: bool = True
+    #: Which layers are linear maps.
+    linear: tuple[bool, ...] = ()
+
+    @property
+    def dataflow(self) -> Dataflow:
+        """Who needs which tensor of whom."""
+        return Dataflow(self.tasks, len(self.layers), layer_kinds(self.tasks, self.linear))
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -152,13 +159,13 @@ def plan_layerpipe(
         items = [item if linear[item.tasks[0][1]] else item._replace(divisible=False) for item in items]
     _, parts = split_row([i.size for i in items], [i.divisible for i in items], processors, most_parts)
     placed = [Task(kind, layer, p.processor, p.fraction) for p in parts for kind, layer in items[p.item].tasks]
-    plan = assemble(chain, processors, how, placed, channel=channel)
+    plan = assemble(chain, processors, how, placed, channel=channel, linear=linear)
     if channel == FREE:
         return plan
     homes = split_linked(chain, items, processors, channel, known=float(plan.initiation_interval))
     if homes is not None:
         placed = [Task(*task, at, Fraction(1)) for item, at in zip(items, homes, strict=True) for task in item.tasks]
-        plan = assemble(chain, processors, how, placed, channel=channel)
+        plan = assemble(chain, processors, how, placed, channel=channel, linear=linear)
     return replace(plan, proven=how != "divisible")
 
 
@@ -171,15 +178,21 @@ def assemble(
     channel: Channel = FREE,
     in_a_row: bool = True,
     proven: bool = True,
+    linear: Sequence[bool] | None = None,
 ) -> PlannedTasks:
-    """All that follows from where the tasks are placed."""
+    """All that follows from where the tasks are placed.
+
+    **Arguments:** `linear`: which layers are linear maps, all by default; others run forward again where they must.
+    """
     number = exact if channel == FREE and all(map(_is_exact, chain)) else float
     tasks = retime(placed, len(chain))
+    maps = tuple(linear or [True] * len(chain))
+    flow, sizes = Dataflow(tasks, len(chain), layer_kinds(tasks, maps)), Sizes.of(chain)
     loads = [Fraction(0)] * processors
-    for task in tasks:
-        loads[task.processor] += task_size(chain, mode, task)
-    cuts = cut_bytes(tasks, chain, processors) if in_a_row else []
-    total = sum(cuts, Fraction(0)) if in_a_row else direct_bytes(tasks, chain)
+    for step in flow.steps:
+        loads[step.place.processor] += flow.time(step, chain)
+    cuts = cut_bytes(flow, sizes, processors) if in_a_row else []
+    total = sum(cuts, Fraction(0)) if in_a_row else direct_bytes(flow, sizes)
     interval = max(loads) if channel == FREE else exact(linked_interval(loads, cuts, channel))
     plan = Plan(
         blocks=tuple(layer.name for layer in chain),
@@ -200,17 +213,8 @@ def assemble(
         communication_bytes=number(total),
         channel=channel,
         proven=proven,
+        linear=maps,
     )
-
-
-def task_size(chain: Sequence[LayerCost], mode: Mode, task: Task) -> Fraction:
-    """Time that this share of a task takes."""
-    if task.kind == "H":
-        return exact(chain[task.layer + 1].hadamard)
-    size = exact(getattr(chain[task.layer], task.kind))
-    if task.kind == "D" and mode == "factor":
-        size -= exact(chain[task.layer].hadamard)
-    return size * task.fraction
 
 
 def pipedream_interval(costs: Sequence[LayerCost], processors: int) -> Fraction:

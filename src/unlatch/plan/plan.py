@@ -14,8 +14,7 @@ from .layer_costs import Number
 from .layer_groups import Span
 from .partition import contiguous_split, part_costs
 from .profile import BlockCost
-from .retiming import by_task
-from .tasks import Task
+from .tasks import Task, by_task
 
 __all__ = ["Plan", "count_parameters", "make_plan"]
 

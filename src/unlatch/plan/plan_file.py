@@ -19,8 +19,7 @@ from ..lookup import did_you_mean
 from .json_file import read_json
 from .layer_costs import plain
 from .plan import Plan
-from .retiming import by_task
-from .tasks import MODES, Task, TaskKind
+from .tasks import MODES, Task, TaskKind, by_task
 
 __all__ = ["plan_from_json", "plan_to_json", "read_plan"]
 

@@ -12,13 +12,14 @@ from dataclasses import replace
 from fractions import Fraction
 
 from ..errors import PlanError
+from .dataflow import Dataflow, layer_kinds
 from .layer_costs import LayerCost, as_chain, exact
 from .layer_groups import Span
 from .layerpipe import PlannedTasks, assemble, plan_layerpipe
 from .partition import contiguous_split
 from .plan import Plan
-from .retiming import by_task, retime
-from .tasks import Mode, Task, check_mode
+from .retiming import retime
+from .tasks import Mode, Task, by_task, check_mode
 
 __all__ = [
     "charged_loads",
@@ -103,13 +104,8 @@ def _undivided(plan: PlannedTasks, linear: Sequence[bool]) -> PlannedTasks:
 def charged_loads(plan: PlannedTasks, linear: Sequence[bool]) -> list[Fraction]:
     """Loads, with the forwards that layers other than linear maps run again away from home."""
     loads = [exact(load) for load in plan.loads]
-    shares = by_task(plan.tasks)
-    for layer, cost in enumerate(plan.layers):
-        if not linear[layer]:
-            home = shares["F", layer][0].processor
-            gradients = [*shares["G", layer], *shares.get(("D", layer), [])]
-            for processor in {share.processor for share in gradients} - {home}:
-                loads[processor] += exact(cost.F)
+    for layer, processor in Dataflow(plan.tasks, len(plan.layers), layer_kinds(plan.tasks, linear)).repeated_forwards():
+        loads[processor] += exact(plan.layers[layer].F)
     return loads
 
 

@@ -14,7 +14,7 @@ from ..api.method_run import simulate_method
 from ..errors import ConfigError
 from ..methods import Method
 from ..plan.layer_costs import LayerCost
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 
 __all__ = ["SweepRow", "draw_sweep", "parse_counts", "sweep", "write_sweep"]
 
@@ -104,7 +104,7 @@ def sweep(
                     float(simulation.bubble),
                     max(run.gaps) / (run.microbatches * run.method.accumulate),
                     max(run.device_bytes()),
-                    float(sum(simulation.sent_bytes)) * run.microbatches,
+                    float(sum(simulation.link_bytes.values())) * run.microbatches,
                 )
             )
     return rows

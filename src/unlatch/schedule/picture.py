@@ -10,6 +10,7 @@ Papers count ticks, modules, batches and versions from 1, and so do these tables
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -17,10 +18,11 @@ from ..errors import ScheduleError
 from .entries import Action, Kind, Schedule
 from .occupancy import versions
 from .periodic import Periodic
-from .runs import Streams, streams
-from .simulate import UNIT, Costs, Timeline, simulate
+from .runs import Streams, moments, streams
+from .simulator import Timeline, simulate
+from .workload import Workload
 
-__all__ = ["Numbering", "TickEntry", "gantt", "lockstep", "tick_entries", "timetable"]
+__all__ = ["Numbering", "TickEntry", "gantt", "lockstep", "slot_table", "tick_entries", "timetable"]
 
 Numbering = Literal["paper", "real"]
 
@@ -28,8 +30,8 @@ Numbering = Literal["paper", "real"]
 class TickEntry(NamedTuple):
     """One thing in one cell of the timetable.
 
-    `what` is `fw` (forward), `bw` (backward on what the forward kept), `re` (recomputation and backward), or `fb`
-    (forward and backward of the same batch, at the last module).
+    `what` is `fw` (forward), `bw` (backward on what the forward kept), `re` (recomputation and backward), `fb` (forward
+    and backward of the same batch, at the last module), or the kind of any other entry that costs something.
 
     >>> str(TickEntry(5, 1, "re", 1, 5))
     're b1 W5'
@@ -57,11 +59,12 @@ def lockstep(schedule: Periodic, ticks: int, batches: int | None = None) -> list
     [['0F2', '0B0'], ['1F1', '1B1']]
     """
     fed = ticks if batches is None else batches
-    table: list[list[list[Action]]] = [[[] for _ in range(schedule.stages)] for _ in range(ticks)]
+    facts = moments([1] * fed)
+    table: list[list[list[Action]]] = [[[] for _ in range(schedule.stations)] for _ in range(ticks)]
     for number, micro in chain(schedule.feed(0, fed), schedule.drain(fed)):
         entry = schedule.entries[number]
         tick = micro + entry.offset + schedule.hop * entry.station
-        if tick < ticks and entry.per == "micro":
+        if tick < ticks and entry.per == "micro" and entry.due(facts[micro]):
             table[tick][entry.station].append(Action.of(entry, micro, micro))
     return table
 
@@ -102,21 +105,24 @@ def tick_entries(
     label = _paper_labels if versions == "paper" else _real_labels
     table = lockstep(schedule, ticks, batches)
     labels = label(schedule, table, group)
+    forwards = {action[1:]: action for row in table for cell in row for action in cell if action.kind.cost == "forward"}
     entries = []
     for tick, row in enumerate(table, start=1):
         for cell in row:
-            whats = [(action, _what(action, recompute)) for action in cell]
+            whats = [(action, _what(action, recompute)) for action in cell if action.kind.cost != "none"]
             if len(cell) == 2 and cell[0].batch == cell[1].batch:
                 whats = [(cell[0], "fb")]
             for action, what in whats:
-                source = action._replace(kind=Kind.F) if what == "bw" else action
+                source = forwards.get(action[1:], action) if what == "bw" else action
                 entries.append(TickEntry(tick, action.station + 1, what, action.batch + 1, labels[source]))
     return entries
 
 
 def _what(action: Action, recompute: bool) -> str:
-    if action.kind is Kind.F:
+    if action.kind.cost == "forward":
         return "fw"
+    if action.kind.cost == "auxiliary":
+        return str(action.kind)
     return "re" if recompute else "bw"
 
 
@@ -171,10 +177,31 @@ def timetable(
     return "\n".join([head, "|---" * (schedule.stages + 1) + "|", *rows])
 
 
-def gantt(streams: Streams, costs: Costs = UNIT) -> str:
-    """Draw a self-timed run with one row per worker and one column per unit of time.
+def slot_table(schedule: Periodic, slots: int, devices: Sequence[int]) -> str:
+    """Draw the first slots as a Markdown table with a column per device; `3I1` is what station 3 does with batch 1.
 
-    A longer action goes on as `=`, idle time is `.`, and what takes no time is left out. Costs must be whole numbers.
+    >>> from .periodic import ticked
+    >>> print(slot_table(ticked(2), 2, [0, 0]))
+    | slot | device 0 |
+    |---|---|
+    | 0 | 0F0 |
+    | 1 | 0F1 1F0 1B0 |
+    """
+    columns = range(1 + max(devices))
+    lines = [["slot", *(f"device {device}" for device in columns)]]
+    for slot, row in enumerate(lockstep(schedule, slots)):
+        cells: list[list[str]] = [[] for _ in columns]
+        for station, cell in enumerate(row):
+            cells[devices[station]] += [str(action) for action in cell if action.kind.cost != "none"]
+        lines.append([str(slot), *(" ".join(cell) or "-" for cell in cells)])
+    head, *rows = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|---" * (len(columns) + 1) + "|", *rows])
+
+
+def gantt(streams: Streams, workload: Workload | None = None) -> str:
+    """Draw a self-timed run with one row per device and one column per unit of time.
+
+    A longer action goes on as `=`, idle time is `.`, and what takes no time is left out. Times must be whole numbers.
 
     >>> from .flushed import OneFOneB
     >>> from .runs import streams
@@ -182,7 +209,7 @@ def gantt(streams: Streams, costs: Costs = UNIT) -> str:
     stage 0 | F0 F1 .  .  B0 =  F2 B1 =  .  B2 =
     stage 1 | .  F0 B0 =  F1 B1 =  F2 B2 =  .  .
     """
-    timeline = simulate(streams, costs)
+    timeline = simulate(streams, workload)
     rows = [_row(timeline, number) for number in range(len(streams))]
     width = max((len(cell) for _, cells in rows for cell in cells), default=1)
     margin = max(len(name) for name, _ in rows)
