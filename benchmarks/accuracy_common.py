@@ -79,7 +79,7 @@ def train(
         precision=precision,
         seed=seed,
     ) as run:
-        history = run.fit(loader, epochs)
+        history = unlatch.Trainer(run).fit(loader, epochs)
         found = run.evaluate(Loader(test, 500, channels_last=channels_last))
         microbatches = run.method.microbatches
     return {

@@ -154,7 +154,7 @@ def train(setting: Setting, data: tuple[TensorData, TensorData], seed: int) -> d
         sample=loader.batch(0, 0),
         seed=seed,
     ) as run:
-        history = run.fit(loader, setting.epochs)
+        history = unlatch.Trainer(run).fit(loader, setting.epochs)
         return {
             **_scores(run, setting, loader, Loader(test, 500, channels_last=True)),
             "loss": history[-1].loss,

@@ -109,7 +109,7 @@ def final_loss(name: str, seed: int, steps: int) -> float:
     torch.set_num_threads(1)
     data = batches(128, steps, seed + 1)
     with start(name, seed) as run:
-        run.fit(data)
+        unlatch.Trainer(run).fit(data)
         return run.evaluate(batches(256, 2, seed=77))["loss"]
 
 

@@ -36,7 +36,7 @@ def main() -> None:
             loss_fn=cross_entropy,
             optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
         )
-        run.fit(unlatch.data.Loader(train, batch_size=64, shuffle=True), epochs=3)
+        unlatch.Trainer(run).fit(unlatch.data.Loader(train, batch_size=64, shuffle=True), epochs=3)
         accuracy = run.evaluate(unlatch.data.Loader(test))["accuracy"]
         stale = [f"{stage.staleness:.1f}" for stage in run.statistics()]
         print(f"{name}: gaps {method.gaps(3)}, staleness {' '.join(stale)}, test accuracy {accuracy:.3f}")

@@ -52,7 +52,7 @@ def main() -> None:
         loss_fn=cross_entropy,
         optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
     )
-    run.fit(unlatch.data.Loader(train, batch_size=64, shuffle=True), epochs=4)
+    unlatch.Trainer(run).fit(unlatch.data.Loader(train, batch_size=64, shuffle=True), epochs=4)
     print(f"{run.method}: test accuracy {run.evaluate(unlatch.data.Loader(test))['accuracy']:.3f}")
 
 

@@ -51,7 +51,7 @@ def main() -> None:
     where = {"stages": 3, "split": ["body.1", "body.3"], "sample": loader.batch(0, 0)}
     run = unlatch.parallelize(LongSkip(), "dtrp", loss_fn=cross_entropy, optimizer=adam, **where)
     print(run.plan)
-    run.fit(loader, epochs=4)
+    unlatch.Trainer(run).fit(loader, epochs=4)
     print(f"test accuracy {run.evaluate(unlatch.data.Loader(test))['accuracy']:.3f}")
 
 

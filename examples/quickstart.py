@@ -29,7 +29,7 @@ def main() -> None:
         sample=loader.batch(0, 0),
     )
     print(run.plan)
-    for epoch in run.fit(loader, epochs=3, eval_loader=unlatch.data.Loader(test)):
+    for epoch in unlatch.Trainer(run).fit(loader, epochs=3, eval_loader=unlatch.data.Loader(test)):
         print(f"epoch {epoch.epoch}: loss {epoch.loss:.3f}, test accuracy {epoch.evaluation['accuracy']:.3f}")
     for stage in run.statistics():
         print(f"stage {stage.stage}: {stage.staleness:.1f} updates stale, {stage.peak_bytes:,} bytes kept at most")

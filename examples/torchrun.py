@@ -31,7 +31,7 @@ def main() -> None:
         split=["layers.2"],
     ) as run:
         # Only the rank with stage 0 reads the loaders; the others may pass None.
-        history = run.fit(unlatch.data.Loader(train, batch_size=64, shuffle=True), epochs=3)
+        history = unlatch.Trainer(run).fit(unlatch.data.Loader(train, batch_size=64, shuffle=True), epochs=3)
         found = run.evaluate(unlatch.data.Loader(test))
     if os.environ.get("RANK", "0") == "0":
         print(f"last epoch: loss {history[-1].loss:.3f}; test accuracy {found['accuracy']:.3f}")

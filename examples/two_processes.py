@@ -26,7 +26,7 @@ def train(method: str) -> tuple[float, dict[str, Tensor]]:
     model = unlatch.models.build("mlp", widths=(64, 128, 128, 10))
     # The cut is named: an automatic one follows measured times, which may differ from run to run.
     with unlatch.parallelize(model, method, stages=2, loss_fn=cross_entropy, optimizer=SGD, split=["layers.1"]) as run:
-        run.fit(unlatch.data.Loader(data, batch_size=64, shuffle=True), epochs=3)
+        unlatch.Trainer(run).fit(unlatch.data.Loader(data, batch_size=64, shuffle=True), epochs=3)
         accuracy = run.evaluate(unlatch.data.Loader(test))["accuracy"]
         return accuracy, {name: t.clone() for name, t in run.module().state_dict().items()}
 

@@ -134,8 +134,8 @@ def test_common_mistakes_are_answered_in_words():
     with pytest.raises(ShapeMismatch, match="one number"):
         start(loss_fn=lambda a, b: (a - b).square()).step(x, y)
     with pytest.raises(DataError, match="pairs"):
-        start().fit([(x, y, y)])
+        unlatch.Trainer(start()).fit([(x, y, y)])
     with pytest.raises(DataError, match="no batch"):
-        start().fit([])
+        unlatch.Trainer(start()).fit([])
     with pytest.raises(ConfigError, match="order="):
         unlatch.methods.Compose().schedule(2)

@@ -1,7 +1,7 @@
 """Unlatch: train deep networks without lock-step backpropagation."""
 
 from . import data, errors, methods, models, nn, schedule
-from .api import Epoch, Run, StageStatistics, StepResult, parallelize
+from .api import Epoch, Run, StageStatistics, StepResult, Trainer, parallelize
 from .runtime.launch import Ranks, launch
 
 __version__ = "0.1.0"
@@ -12,6 +12,7 @@ __all__ = [
     "Run",
     "StageStatistics",
     "StepResult",
+    "Trainer",
     "data",
     "errors",
     "launch",

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import unlatch as package
 from unlatch import config
-from unlatch.api import Run
+from unlatch.api import Trainer
 from unlatch.api.batching import Compensation
 from unlatch.cli.prepare import loaders, make_run, prepare
 from unlatch.cli.stopping import stop_file, stopping_on_signals
@@ -85,7 +85,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_nobody_behind(unlatch, conf,
 
 def stop_when_fed(count, folder, monkeypatch):
     """Ask the run in `folder` to stop once, when it has been fed `count` batches."""
-    fit, add, fed, due = Run.fit, Compensation.add, [], [count]
+    fit, add, fed, due = Trainer.fit, Compensation.add, [], [count]
 
     def ask_if_due():
         if [len(fed)] == due:
@@ -101,20 +101,20 @@ def stop_when_fed(count, folder, monkeypatch):
         ask_if_due()
         return add(*arguments)
 
-    monkeypatch.setattr(Run, "fit", watched_fit)
+    monkeypatch.setattr(Trainer, "fit", watched_fit)
     monkeypatch.setattr(Compensation, "add", watched_add)
 
 
 class SavedOnTheWay:
     """Batches for a run that saves itself before one of them, which empties its pipeline, and then goes on."""
 
-    def __init__(self, loader, run, place, path):
-        self.loader, self.run, self.place, self.path, self.fed = loader, run, place, path, 0
+    def __init__(self, loader, trainer, place, path):
+        self.loader, self.trainer, self.place, self.path, self.fed = loader, trainer, place, path, 0
 
     def __iter__(self):
         for batch in self.loader:
             if self.fed == self.place:
-                self.run.save(self.path)
+                self.trainer.save(self.path)
             self.fed += 1
             yield batch
 
@@ -123,7 +123,8 @@ def weights_never_stopped(settings, saved_at, path):
     prepared = prepare(settings)
     train, _ = loaders(settings)
     run = make_run(prepared, train.batch(0, 0))
-    run.fit(SavedOnTheWay(train, run, saved_at, path), settings.run.epochs)
+    trainer = Trainer(run)
+    trainer.fit(SavedOnTheWay(train, trainer, saved_at, path), settings.run.epochs)
     return run.module().state_dict()
 
 

@@ -66,7 +66,7 @@ def test_batches_are_joined_only_by_methods_that_do(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_probing(name):
     method = methods.get(name)
-    if name in ("dgl", "dni"):
+    if name in ("dgl", "dni", "auglocal"):
         with pytest.raises(ConfigError, match=f"{name} has no border to measure at"):
             method.probing(5)
     elif method.gradient == "local":

@@ -165,7 +165,7 @@ def test_a_bad_reconstruction_is_named_with_the_cure(caplog: pytest.LogCaptureFi
 def test_what_only_the_end_of_training_shows_is_told_too() -> None:
     """With as few batches as this, the errors are measured while the pipeline is emptied."""
     run = rev_run("SRRRRH", PETRA(microbatches=1, tolerance=1e-9), partial(torch.optim.SGD, lr=0.5))
-    run.fit(regression(4))
+    unlatch.Trainer(run).fit(regression(4))
     assert {note.split(" reconstructs")[0] for note in run.notes if "reconstructs" in note} == {
         f"stage {stage}" for stage in (1, 2, 3, 4)
     }

@@ -239,7 +239,7 @@ def fits(name: str, compensate: int = 1) -> dict[str, Any]:
         loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, generator=shuffled)
         held_out = DataLoader(TensorDataset(*images([10], seed=2)[0]), batch_size=4)
     with run:
-        epochs = run.fit(loader, epochs=3, eval_loader=held_out, on_step=seen.append)
+        epochs = unlatch.Trainer(run).fit(loader, epochs=3, eval_loader=held_out, on_step=seen.append)
         state = copied_state(run.module())
     return {
         "epochs": [(e.epoch, e.loss, e.samples, e.evaluation) for e in epochs],

@@ -191,7 +191,7 @@ def raising_loader() -> Any:
 
 def loader_breaks() -> None:
     with start("dtr", 2) as run:
-        run.fit(raising_loader() if 0 in run.stations else None)
+        unlatch.Trainer(run).fit(raising_loader() if 0 in run.stations else None)
 
 
 def disagree(what: str) -> None:

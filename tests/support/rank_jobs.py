@@ -92,7 +92,7 @@ def fit_conv(method: Any) -> Outcome:
     """Two epochs with evaluation, and what the method measured."""
     data, held_out = images([12, 12, 5]), images([7, 3], seed=2)
     with conv_run(method, 2) as run:
-        epochs = [(e.epoch, e.loss, e.samples, e.evaluation) for e in run.fit(data, 2, held_out)]
+        epochs = [(e.epoch, e.loss, e.samples, e.evaluation) for e in unlatch.Trainer(run).fit(data, 2, held_out)]
         violations = [[r.violation for r in s.records] for s in run.method_statistics()]
     return {"epochs": epochs, "violations": violations}
 
@@ -102,7 +102,7 @@ def fit_uneven(method: Any, batches: tuple[int, ...]) -> None:
     import torch.distributed as dist
 
     with conv_run(method, 2) as run:
-        run.fit(images([12] * batches[dist.get_rank()]), 1)
+        unlatch.Trainer(run).fit(images([12] * batches[dist.get_rank()]), 1)
 
 
 def fit_stopped(method: Any, after: int) -> Outcome:
@@ -114,8 +114,9 @@ def fit_stopped(method: Any, after: int) -> Outcome:
         return len(asked) > after
 
     with conv_run(method, 2) as run:
-        epochs = len(run.fit(images([12, 12, 12, 5]), 2, stop=stop))
-        return {"epochs": epochs, "samples_into_epoch": run.samples_into_epoch, "state": copied_state(run.module())}
+        trainer = unlatch.Trainer(run)
+        epochs = len(trainer.fit(images([12, 12, 12, 5]), 2, stop=stop))
+        return {"epochs": epochs, "samples_into_epoch": trainer.samples_into_epoch, "state": copied_state(run.module())}
 
 
 def save_conv(method: Any, path: str) -> None:

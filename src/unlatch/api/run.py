@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import DataError, UnlatchError
+from ..errors import DataError
 from ..methods import Method
 from ..nn.chain import Model, as_module, state_names
 from ..nn.tree import Tree, batch_size
@@ -35,7 +34,7 @@ from .probe import Comparison, GradientProbe
 from .reversal import TOLERANCE, ReconstructionWatch
 from .statistics import StageStatistics, gather_statistics
 
-__all__ = ["Epoch", "Run", "StepResult"]
+__all__ = ["Loader", "Run", "StepResult"]
 
 Loader = Iterable[tuple[Any, Any]]
 
@@ -57,22 +56,10 @@ class StepResult:
     staleness: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """One pass over the data: mean training loss, samples per second while training, evaluation results."""
-
-    epoch: int
-    loss: float
-    samples: int
-    samples_per_second: float
-    evaluation: dict[str, float] = field(default_factory=dict)
-
-
 class Run:
     """Made by `unlatch.parallelize`; a context manager that closes itself.
 
-    Every method is called on every rank. Data is read only where stage 0 lives: elsewhere `step(None, None)` and
-    `fit(None)` do.
+    Every method is called on every rank. Data is read only where stage 0 lives: elsewhere `step()` does.
     """
 
     def __init__(
@@ -101,10 +88,6 @@ class Run:
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
         self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
         self._watch = ReconstructionWatch(engine.stages.values(), getattr(method, "tolerance", TOLERANCE))
-        #: Passes over the data that are complete.
-        self.epochs = 0
-        #: Samples fed in the pass that `stop` cut short; 0 between passes.
-        self.samples_into_epoch = 0
         self.notes: list[str] = []
 
     # --------------------------------------------------------------- training
@@ -118,8 +101,12 @@ class Run:
             finished = self._engine.step(*unit) if unit is not None else []
             return self._result(finished or [])
 
-    def _result(self, finished: list[Finished]) -> StepResult:
+    def hear_watch(self) -> None:
+        """Add to the notes what a method's watch has seen since the last time."""
         self.notes += self._watch.news()
+
+    def _result(self, finished: list[Finished]) -> StepResult:
+        self.hear_watch()
         if not finished:
             return StepResult(self._engine.batches)
         last = finished[-1]
@@ -134,106 +121,6 @@ class Run:
                 finished += self._engine.step(*rest) or []
             finished += self._engine.drain()
             return [self._result([f]) for f in finished]
-
-    def fit(
-        self,
-        loader: Loader | None,
-        epochs: int = 1,
-        eval_loader: Loader | None = None,
-        *,
-        on_step: Callable[[StepResult], None] | None = None,
-        on_epoch: Callable[[Epoch], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[Epoch]:
-        """Train for some epochs; the pipeline stays filled between them and is emptied at the end.
-
-        **Arguments:**
-
-        - `loader`: yields `(x, y)`; iterated once per epoch on the leading rank only, after `set_epoch` if it has it.
-        - `eval_loader`: evaluated after every epoch, at the newest weights.
-        - `on_step`, `on_epoch`: called with each `StepResult` and `Epoch`.
-        - `stop`: asked on the leading rank before every batch that begins an update: never inside of an accumulation
-          or of batches that are processed as one. Once it says yes, nothing further is fed. The pass under way is then
-          neither evaluated nor counted; `samples_into_epoch` says how far it came. The loader may have been asked for
-          one batch more than that.
-
-        **Returns:** the epochs that were completed: fewer than asked for if `stop` said so.
-        """
-        history: list[Epoch] = []
-        for last in (n == epochs - 1 for n in range(epochs)):
-            set_epoch = getattr(loader, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self.epochs)
-            with self._reporting():
-                done = self._one_epoch(loader, last, on_step or _ignore, stop or _never)
-            if done is None:
-                return history
-            found = self.evaluate(eval_loader) if self._evaluates(eval_loader) else {}
-            epoch = Epoch(self.epochs, done.mean_loss, done.samples, done.samples / done.seconds, found)
-            self.epochs, self.samples_into_epoch = self.epochs + 1, 0
-            history.append(epoch)
-            if on_epoch is not None:
-                on_epoch(epoch)
-        return history
-
-    def _one_epoch(
-        self, loader: Loader | None, last: bool, on_step: Callable[[StepResult], None], stop: Callable[[], bool]
-    ) -> _Pass | None:
-        """**Returns:** `None` if `stop` cut it short."""
-        total, start = _Pass(), time.perf_counter()
-        for finished in self._fed(loader, stop, total):
-            total.add(finished)
-            on_step(self._result(finished))
-        # Only the leader has seen why the data ended.
-        total.stopped, self.samples_into_epoch = self._world.broadcast((total.stopped, self.samples_into_epoch))
-        if total.outlived and not total.stopped:
-            raise DataError(
-                f"the loader of stage {self._engine.lowest} goes on after {self._engine.batches} batches, where that "
-                'of stage 0 ended: with data="build" every rank needs a loader of the same batches'
-            )
-        if last or total.stopped:
-            total.add(self._engine.drain())
-            self.notes += self._watch.news()
-        total.seconds = time.perf_counter() - start
-        return None if total.stopped else total
-
-    def _fed(self, loader: Loader | None, stop: Callable[[], bool], total: _Pass) -> Iterator[list[Finished]]:
-        """The leader feeds its loader's batches; the others follow until it announces the end."""
-        engine, collect = self._engine, self._compensation
-        if not engine.leads:
-            while (finished := engine.step()) is not None:
-                yield finished
-            return
-        if loader is None:
-            raise UnlatchError("fit needs a loader on the rank that holds stage 0")
-        empty = True
-        for batch in loader:
-            empty = False
-            if not (isinstance(batch, tuple | list) and len(batch) == 2):
-                raise DataError(
-                    f"fit needs a loader of pairs (x, y), got {type(batch).__name__} from it; adapt the loader"
-                )
-            # Asked with the next batch at hand: without one the pass is complete, and there is nothing to cut short.
-            if engine.holds_first and collect.is_empty and engine.between_updates and stop():
-                total.stopped = True
-                break
-            self.samples_into_epoch += batch_size(batch[0])
-            unit = collect.add(*batch)
-            if unit is not None:
-                finished = engine.step(*unit)
-                if finished is None:
-                    total.outlived = True
-                    return
-                yield finished
-        if empty:
-            raise DataError("the loader gave no batch: is it an iterator that was used up, or the data set empty?")
-        rest = collect.rest()
-        if rest is not None:
-            yield engine.step(*rest) or []
-        engine.announce_end()
-
-    def _evaluates(self, loader: Loader | None) -> bool:
-        return self._world.broadcast(loader is not None)
 
     def evaluate(self, loader: Loader | None, *, path: str | None = None) -> dict[str, float]:
         """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed.
@@ -330,27 +217,30 @@ class Run:
         """Continue where the run was whose `state` this is; nothing may be under way here."""
         self._engine.load(state)
 
-    def save(self, path: str | Path) -> None:
-        """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch."""
+    def save(self, path: str | Path, progress: Mapping[str, int] | None = None) -> None:
+        """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch.
+
+        **Arguments:** `progress`: numbers that a session wants to find again.
+        """
         self.flush()
         self._engine.recorder.pause()
         loop = {
-            "epochs": self.epochs,
-            "samples_into_epoch": self.samples_into_epoch,
+            **(progress or {}),
             "method": repr(self.method),
             "split": self.plan.split,
             "joined": self._compensation.count,
         }
         snapshot.save(Path(path), self._engine, self._names, self._world, loop, self.plan.starts)
 
-    def load(self, path: str | Path, *, optimizer: bool = True) -> None:
-        """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters."""
+    def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any]:
+        """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters.
+
+        **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
+        """
         self.flush()
-        loop = snapshot.load(
+        return snapshot.load(
             Path(path), self._engine, self._names, self._world, self.plan.starts, optimizer=optimizer
         )
-        if optimizer:
-            self.epochs, self.samples_into_epoch = int(loop.get("epochs", 0)), int(loop.get("samples_into_epoch", 0))
 
     # ------------------------------------------------------------------- end
 
@@ -383,37 +273,8 @@ class Run:
             raise
 
 
-class _Pass:
-    """Sums over the batches that finished in one pass over the data."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self.seconds = 0.0
-        self.stopped = False
-        # Where every rank reads data of its own: whether the first one had no more while this one did.
-        self.outlived = False
-        self._loss = 0.0
-
-    def add(self, finished: Iterable[Finished]) -> None:
-        for batch in finished:
-            self.samples += batch.samples
-            self._loss += batch.loss * batch.samples
-
-    @property
-    def mean_loss(self) -> float:
-        return self._loss / max(1, self.samples)
-
-
 def _by_stage(measured: Any) -> int:
     return int(measured.stage)
-
-
-def _ignore(_: object) -> None:
-    pass
-
-
-def _never() -> bool:
-    return False
 
 
 def _first_line(error: BaseException | None) -> str:

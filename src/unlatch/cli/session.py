@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..api import Epoch, Run, StageStatistics, StepResult
+from ..api import Epoch, Run, StageStatistics, StepResult, Trainer
 from ..api.probe import Comparison, as_metrics
 from ..data.loader import Loader
 from ..errors import ConfigError
@@ -132,6 +132,7 @@ class _Session:
         self, prepared: PreparedRun, options: SessionOptions, run: Run, metrics: Metrics | None, probes: bool
     ) -> None:
         self.prepared, self.options, self.run, self.metrics = prepared, options, run, metrics
+        self.trainer = Trainer(run)
         self.epochs: list[Epoch] = []
         self.bubbles: list[list[float]] = []
         self.stages: list[dict[str, Any]] = []
@@ -152,16 +153,18 @@ class _Session:
             self._resume(train)
         if self._probes:
             self.run.probe_gradients(every=self.options.probe_every, on_found=self._on_probe)
-        left = self.prepared.config.run.epochs - self.run.epochs
+        left = self.prepared.config.run.epochs - self.trainer.epochs
         self.display = self._display()
         self._since = time.perf_counter()
         asked = stop_file(self.options.folder).exists
         try:
             self._source = _TimedLoader(train) if train is not None else None
-            done = self.run.fit(self._source, left, test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked)
+            done = self.trainer.fit(
+                self._source, left, test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked
+            )
         finally:
             self.display.close()
-        self.run.save(self.options.last)
+        self.trainer.save(self.options.last)
         finished = len(done) == left
         if finished and self.options.recalibrate:
             self._recalibrate(train, test)
@@ -171,7 +174,7 @@ class _Session:
         """Evaluate once more, with statistics of batch norm that the network itself would have had."""
         fresh = None
         if train is not None:
-            fresh = [train.batch(self.run.epochs, i) for i in range(min(self.options.recalibrate, len(train)))]
+            fresh = [train.batch(self.trainer.epochs, i) for i in range(min(self.options.recalibrate, len(train)))]
         found = self.run.evaluate_recalibrated(test, fresh)
         self.recalibrated = {name: value for name, value in found.items() if name.startswith("recalibrated_")}
         if self.metrics is not None:
@@ -190,10 +193,11 @@ class _Session:
 
     def _resume(self, train: Loader | None) -> None:
         """Weights, optimizer, counters, and the place in the data after the last batch that was fed."""
-        self.run.load(self.options.last)
-        if self.run.epochs >= self.prepared.config.run.epochs:
+        self.trainer.load(self.options.last)
+        if self.trainer.epochs >= self.prepared.config.run.epochs:
             raise ConfigError(
-                f"{self.options.folder} has been trained for {self.run.epochs} epochs already: raise --epochs to go on"
+                f"{self.options.folder} has been trained for {self.trainer.epochs} epochs already: raise --epochs to "
+                "go on"
             )
         self._step = int(checkpoint.state(self.options.last)["loop"]["batches"])
         if (problem := agree(self._enter_epoch(train) if train is not None else None)) is not None:
@@ -201,14 +205,14 @@ class _Session:
 
     def _enter_epoch(self, train: Loader) -> str | None:
         """Go to the first batch that was not fed. **Returns:** what is wrong if there is no such place."""
-        samples = self.run.samples_into_epoch
+        samples = self.trainer.samples_into_epoch
         batch, surplus = divmod(samples, train.batch_size)
         if surplus or batch >= len(train):
             return (
-                f"{self.options.folder} was stopped after {samples} samples of epoch {self.run.epochs + 1}, and "
+                f"{self.options.folder} was stopped after {samples} samples of epoch {self.trainer.epochs + 1}, and "
                 f"no batch of {train.batch_size} begins there: continue it with the batch size and data it had"
             )
-        train.load_state_dict(train.state_dict() | {"epoch": self.run.epochs, "batch": batch})
+        train.load_state_dict(train.state_dict() | {"epoch": self.trainer.epochs, "batch": batch})
         return None
 
     # -------------------------------------------------------------- callbacks
@@ -236,7 +240,7 @@ class _Session:
         if self.metrics is not None:
             self.metrics.log(self._step, self._numbers(epoch))
         if self.options.save_every and (epoch.epoch + 1) % self.options.save_every == 0:
-            self.run.save(self.options.last)
+            self.trainer.save(self.options.last)
         self._since = time.perf_counter()
 
     def _measure(self) -> None:
@@ -311,7 +315,7 @@ class _Session:
             "microbatches": self.prepared.method.microbatches,
             "batch_size": config.data.batch_size,
             "seed": config.run.seed,
-            "epochs": self.run.epochs,
+            "epochs": self.trainer.epochs,
             "steps": self._step,
             "accuracy": evaluation.get("accuracy"),
             "eval_loss": evaluation.get("loss"),

@@ -14,7 +14,7 @@ from .compose import Compose
 from .dtrp import DSP, DTR, DTRP
 from .fdg import ADL, FDG
 from .layerpipe import LayerPipe
-from .local import DGL, DNI, Local
+from .local import DGL, DNI, AugLocal, Local
 from .paci import PACI
 from .petra import PETRA, buffer_settings
 from .petra_sgd import PetraSGD
@@ -41,6 +41,7 @@ __all__ = [
     "ZBH1",
     "ZBH2",
     "AsyncPP",
+    "AugLocal",
     "AuxNet",
     "AuxVar",
     "ClosedForm",

@@ -162,7 +162,7 @@ class Dataflow:
     >>> one = Fraction(1)
     >>> placed = [Task(*task, one) for task in (("F", 0, 0), ("G", 0, 0), ("D", 1, 1), ("F", 1, 1), ("G", 1, 1))]
     >>> [message[:3] for message in Dataflow(placed, 2).messages(Sizes([8, 8], [4, 4]))]
-    [('grad/0/1', 1, 0), ('input/1', 0, 1)]
+    [('grad/0/1', 1, 0), ('input/1', 0, 1), ('note', 0, 1)]
     """
 
     def __init__(

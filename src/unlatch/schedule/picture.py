@@ -184,16 +184,18 @@ def slot_table(schedule: Periodic, slots: int, devices: Sequence[int]) -> str:
     >>> print(slot_table(ticked(2), 2, [0, 0]))
     | slot | device 0 |
     |---|---|
-    | 0 | 0F0 |
-    | 1 | 0F1 1F0 1B0 |
+    | 0 | 0F0 1F0 1B0 |
+    | 1 | 0F1 1F1 1B1 |
     """
     columns = range(1 + max(devices))
+    table: list[list[list[str]]] = [[[] for _ in columns] for _ in range(slots)]
+    facts = moments([1] * slots)
+    for number, micro in schedule.feed(0, slots):
+        entry = schedule.entries[number]
+        if entry.kind.cost != "none" and entry.per == "micro" and entry.due(facts[micro]):
+            table[micro + entry.offset][devices[entry.station]].append(f"{entry}{micro}")
     lines = [["slot", *(f"device {device}" for device in columns)]]
-    for slot, row in enumerate(lockstep(schedule, slots)):
-        cells: list[list[str]] = [[] for _ in columns]
-        for station, cell in enumerate(row):
-            cells[devices[station]] += [str(action) for action in cell if action.kind.cost != "none"]
-        lines.append([str(slot), *(" ".join(cell) or "-" for cell in cells)])
+    lines += [[str(slot), *(" ".join(cell) or "-" for cell in row)] for slot, row in enumerate(table)]
     head, *rows = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|---" * (len(columns) + 1) + "|", *rows])
 
@@ -210,22 +212,23 @@ def gantt(streams: Streams, workload: Workload | None = None) -> str:
     stage 1 | .  F0 B0 =  F1 B1 =  F2 B2 =  .  .
     """
     timeline = simulate(streams, workload)
-    rows = [_row(timeline, number) for number in range(len(streams))]
+    shared = any(len({action.station for action in stream}) > 1 for stream in streams)
+    rows = [_row(timeline, number, shared) for number in range(len(streams))]
     width = max((len(cell) for _, cells in rows for cell in cells), default=1)
     margin = max(len(name) for name, _ in rows)
     lines = (f"{name:<{margin}} | {' '.join(cell.ljust(width) for cell in cells)}".rstrip() for name, cells in rows)
     return "\n".join(lines)
 
 
-def _row(timeline: Timeline, number: int) -> tuple[str, list[str]]:
+def _row(timeline: Timeline, number: int, shared: bool) -> tuple[str, list[str]]:
+    """A device; it is called a stage where no device has several stations."""
     stream = timeline.streams[number]
-    stations = {action.station for action in stream}
     cells = ["."] * _whole(timeline.makespan)
     for action, start, end in zip(stream, timeline.starts[number], timeline.ends[number], strict=True):
         first, after = _whole(start), _whole(end)
         if after > first:
-            cells[first:after] = [_label(action, len(stations) > 1), *["="] * (after - first - 1)]
-    return (f"stage {stations.pop()}" if len(stations) == 1 else f"device {number}"), cells
+            cells[first:after] = [_label(action, shared), *["="] * (after - first - 1)]
+    return f"{'device' if shared else 'stage'} {number if shared else stream[0].station}", cells
 
 
 def _label(action: Action, with_station: bool) -> str:

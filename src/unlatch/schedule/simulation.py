@@ -43,6 +43,7 @@ class Simulation:
     - `kept_bytes`: per stage, what a micro-batch keeps from its forward to its last gradient.
     - `devices`: for each station the number of its device.
     - `groups`: micro-batches of each update.
+    - `owners`: for each station the stage it works for; by default its own.
     """
 
     timeline: Timeline
@@ -50,6 +51,7 @@ class Simulation:
     kept_bytes: tuple[float, ...]
     devices: tuple[int, ...]
     groups: tuple[int, ...]
+    owners: Sequence[int] | None = None
 
     @property
     def makespan(self) -> float:
@@ -142,11 +144,12 @@ class Simulation:
 
     def spans(self) -> Iterator[Span]:
         """Everything that took time, device by device."""
+        owners = self.owners or range(len(self.devices))
         rows = zip(self.timeline.streams, self.timeline.starts, self.timeline.ends, strict=True)
         for device, (stream, starts, ends) in enumerate(rows):
-            for (kind, stage, batch), start, end in zip(stream, starts, ends, strict=True):
+            for (kind, station, batch), start, end in zip(stream, starts, ends, strict=True):
                 if end > start:
-                    yield Span(device, stage, str(kind), batch, start, end)
+                    yield Span(device, owners[station], str(kind), batch, start, end)
 
     def summary(self) -> dict[str, Any]:
         """All figures as plain numbers."""
@@ -178,6 +181,7 @@ def simulate_schedule(
     per_update: int = 1,
     devices: Sequence[int] | None = None,
     device_count: int | None = None,
+    owners: Sequence[int] | None = None,
     machine: Machine | None = None,
 ) -> Simulation:
     """Simulate a whole run of any schedule.
@@ -188,6 +192,7 @@ def simulate_schedule(
     - `batches`, `microbatches`, `per_update`: batches, parts of each, and batches per update.
     - `devices`: for each station the number of its device; by default every station has its own.
     - `device_count`: how many there are, where the last ones have nothing to do.
+    - `owners`: for each station the stage it works for; by default its own.
     - `machine`: speeds, links, jitter.
 
     >>> from .periodic import one_f_one_b_async
@@ -206,6 +211,7 @@ def simulate_schedule(
         kept_bytes=workload.kept_bytes(schedule.stages),
         devices=homes,
         groups=tuple(microbatches * min(per_update, batches - n) for n in range(0, batches, per_update)),
+        owners=owners,
     )
 
 
@@ -217,6 +223,7 @@ class Costed:
     workload: Workload
     devices: Sequence[int] | None = None
     device_count: int | None = None
+    owners: Sequence[int] | None = None
 
     def simulate(
         self, batches: int, microbatches: int = 1, per_update: int = 1, machine: Machine | None = None
@@ -230,6 +237,7 @@ class Costed:
             per_update=per_update,
             devices=self.devices,
             device_count=self.device_count,
+            owners=self.owners,
             machine=machine,
         )
 

@@ -143,6 +143,7 @@ class BorderMethod(Local):
 
     def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
         rule, source = self.border_rule(), self.multiplier_source
+        # Costs do not tell shapes: borders are taken for pictures here.
         sent = 1 / rule.downsample**2
         # A multiplier goes along as a tensor of its own where the two cannot be added up.
         told = source == "replay" or (self.stores and self.form == "lagrangian")

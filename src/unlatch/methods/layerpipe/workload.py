@@ -41,7 +41,8 @@ def costed(plan: PlannedTasks, *, exact: bool = False) -> Costed:
     """The schedule that training follows under a plan, with times and bytes for one mini-batch."""
     layout = TaskLayout(plan.dataflow, plan.devices)
     workload = task_workload(layout, plan.layers, exact=exact and isinstance(plan.initiation_interval, Fraction))
-    return Costed(layout.schedule, workload, layout.devices, plan.devices)
+    owners = [layer for layer, _ in layout.stations]
+    return Costed(layout.schedule, workload, layout.devices, plan.devices, owners)
 
 
 def task_workload(

@@ -32,7 +32,7 @@ from ..costs import stage_costs
 from ..options import Positive, as_function
 from .networks import Networks
 from .stations import ADJOINT, LEARN, LOSS, LOSS_DOWN, SEED, UPDATE_HEAD, GreedyStation, HeadStation, SynthesisStation
-from .workload import greedy_workload, head_cost, synthesiser_costs
+from .workload import greedy_workload, synthesiser_costs
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory", "loss_down"]
 
@@ -102,7 +102,7 @@ class DGL(Local):
     def __post_init__(self) -> None:
         super().__post_init__()
         for what, of in (("head", "(border_shape, output_shape)"), ("head_optimizer", "the parameters")):
-            object.__setattr__(self, what, as_function(f"dgl: {what}", getattr(self, what), of))
+            object.__setattr__(self, what, as_function(f"{self.name}: {what}", getattr(self, what), of))
 
     def schedule(self, stages: int) -> Schedule:
         entries: list[Entry] = []
@@ -116,7 +116,12 @@ class DGL(Local):
 
     def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
         stages = stage_costs(layers, starts)
-        return greedy_workload(stages, [head_cost(layers)] * len(stages), [0.0] * len(stages))
+        heads = [self.head_cost(layers, starts, stage) for stage in range(len(starts) - 1)]
+        return greedy_workload(stages, [*heads, 0.0], [0.0] * len(stages))
+
+    def head_cost(self, layers: Sequence[LayerCost], starts: Sequence[int], stage: int) -> float:
+        """An estimate of one pass of a stage's head and back again: as the last layer, which does the same."""
+        return float(layers[-1].work)
 
     def stations(self, blueprint: Blueprint) -> Mapping[int, Station]:
         networks = Networks(self.name, blueprint)
@@ -124,9 +129,14 @@ class DGL(Local):
         def station(stage: Stage) -> GreedyStation:
             if stage.last:
                 return GreedyStation(stage)
-            return HeadStation(stage, networks.head(stage.index, self.head, self.head_optimizer))
+            make = self.head_maker(stage.index, blueprint)
+            return HeadStation(stage, networks.head(stage.index, make, self.head_optimizer))
 
         return {stage.index: station(stage) for stage in self.local_stages(blueprint)}
+
+    def head_maker(self, stage: int, blueprint: Blueprint) -> Callable[..., nn.Module] | None:
+        """What makes the head of a stage from the shapes at the border and at the output; `None` for the usual one."""
+        return self.head
 
 
 @register

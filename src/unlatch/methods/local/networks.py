@@ -89,8 +89,8 @@ class Networks:
             parts = coarse_parts(border, self.blueprint.plan.starts, depth, shared=shared)
         net = Ranged(parts, border.shape, rescale=rescale)
         check_auxnet(net, border)
-        clip = None if shared else options.clip_grad_norm
-        trained = Trained(net, self._place(stage), _given(optimizer, options.optimizer), options.lr_scheduler, clip)
+        clip, make = None if shared else options.clip_grad_norm, _given(optimizer, options.optimizer)
+        trained = Trained(net, self._place(stage, net), make, options.lr_scheduler, clip)
         size = capacity(net, border)
         if size.flop_ratio > 0.5:
             log.warning(
@@ -101,8 +101,9 @@ class Networks:
             )
         return trained, size
 
-    def _place(self, stage: int) -> StagePlace:
-        return StagePlace(stage, self.blueprint.stages)
+    def _place(self, stage: int, net: nn.Module) -> StagePlace:
+        names = tuple(name for name, p in net.named_parameters() if p.requires_grad)
+        return StagePlace(stage, self.blueprint.stages, names=names)
 
     def _own(self, net: Any, described: str) -> nn.Module:
         """The network itself, if no other part of the run trains any of its weights."""
@@ -135,7 +136,7 @@ class Networks:
                 f"the synthesiser of stage {stage} is a {type(net).__name__} without loss(h, target, gradient): give "
                 "it one, as unlatch.nn.heads.GradientSynthesiser has"
             )
-        return Synthesis(Trained(net, self._place(stage), lambda params: torch.optim.Adam(params, lr=rate)))
+        return Synthesis(Trained(net, self._place(stage, net), lambda params: torch.optim.Adam(params, lr=rate)))
 
     def _has_classes(self) -> bool:
         assert self.blueprint.sample is not None
@@ -153,7 +154,7 @@ class Networks:
         self._check_head(self._own(net, f"the head of stage {stage}"), stage)
         return Trained(
             net,
-            self._place(stage),
+            self._place(stage, net),
             _given(optimizer, options.optimizer),
             options.lr_scheduler,
             options.clip_grad_norm,

@@ -2,7 +2,8 @@
 
 Costs of layers say nothing about networks that do not exist yet, so these are taken to cost what similar layers cost:
 
-- a head (DGL) turns the output of a stage into outputs of the network: as the last layer of the network does;
+- a head (DGL) turns the output of a stage into outputs of the network: as the last layer of the network does; one of
+  AugLocal is made of copies of later layers;
 - a synthesiser (DNI, AuxNet) is three layers from a stage's output to the same shape: as three times the layer that
   made this output.
 """
@@ -11,20 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...plan.layer_costs import LayerCost
 from ...schedule import Kind, Workload
 from ...schedule.entries import Route
 from ..costs import StageCost
 from .stations import ADJOINT, LEARN, LOSS_DOWN, SEED, UPDATE_HEAD
 
-__all__ = ["greedy_workload", "head_cost", "synthesiser_costs"]
+__all__ = ["greedy_workload", "synthesiser_costs"]
 
 _SYNTHESISER_LAYERS = 3
-
-
-def head_cost(layers: Sequence[LayerCost]) -> float:
-    """Estimate of one pass of a head and back again."""
-    return float(layers[-1].work)
 
 
 def synthesiser_costs(stage: StageCost) -> tuple[float, float]:
