@@ -224,8 +224,7 @@ class Method(ABC):
         rules, count, modules = self.rules(), blueprint.stages, blueprint.modules()
         crossed = self.crossed(count)
         return {
-            i: ChainStation(
-                i,
+            i: self.station(
                 Stage(
                     i,
                     count,
@@ -234,11 +233,15 @@ class Method(ABC):
                     blueprint.options,
                     delay=crossed[i],
                     hands_down_input=i > 0 and rules.activation.at(i - 1, count, modules[i - 1]).inverts,
-                ),
+                )
             )
             for i in range(count)
             if blueprint.is_here(i)
         }
+
+    def station(self, stage: Stage) -> Station:
+        """What drives one stage of a chain."""
+        return ChainStation(stage.index, stage)
 
     def crossed(self, stages: int) -> list[int]:
         """Per stage, the most updates between the forward and the use of its weights in a gradient."""
