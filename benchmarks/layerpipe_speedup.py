@@ -21,10 +21,8 @@ from matplotlib.figure import Figure
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
 from unlatch.plan.list_schedule import plan_list
-from unlatch.plan.mac import mac_costs
-from unlatch.plan.networks import network_names, network_shapes
-from unlatch.plan.pipedream_planner import plan_pipedream, plan_straight
-from unlatch.plan.systolic import systolic_costs
+from unlatch.plan.networks import mac_costs, network_names, network_shapes, systolic_costs
+from unlatch.plan.pipedream import plan_pipedream, plan_straight
 
 PROCESSORS = range(2, 17)
 CLAIMED = range(7, 10)

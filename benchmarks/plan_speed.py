@@ -15,7 +15,7 @@ from common import interleave, spread, write
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
 from unlatch.plan.list_schedule import plan_list
-from unlatch.plan.pipedream_planner import plan_pipedream, plan_straight
+from unlatch.plan.pipedream import plan_pipedream, plan_straight
 from unlatch.schedule.channel import Channel
 
 

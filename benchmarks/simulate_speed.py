@@ -14,15 +14,15 @@ from collections.abc import Callable
 
 from common import write
 
+from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.layerpipe_run import simulate_layerpipe
-from unlatch.schedule import ZBH2, OneFOneB, Schedule, one_f_one_b_async, ticked
+from unlatch.schedule import ZBH2, OneFOneB, Schedule, Workload, one_f_one_b_async, ticked
 from unlatch.schedule.channel import Channel
+from unlatch.schedule.machine import Machine
 from unlatch.schedule.simulation import Simulation, simulate_schedule
-from unlatch.schedule.simulator_stages import Machine, StageWork
 
-WORK = StageWork(output_bytes=1e6, kept_bytes=4e6)
+WORK = Workload(sizes={"forward": 1e6, "backward": 1e6}, kept=4e6)
 MACHINE = Machine(Channel(bandwidth=1e9, latency=1e-3), jitter=0.05)
 
 

@@ -40,14 +40,14 @@ from torch.nn.functional import cross_entropy
 import unlatch
 from unlatch.api.method_run import simulate_method
 from unlatch.methods import LayerPipe, Method, get
+from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.models import build
 from unlatch.nn.chain import Block, chain
 from unlatch.nn.tree import split_batch, tree_bytes
 from unlatch.plan import jitter, profile
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.layerpipe_run import simulate_layerpipe
-from unlatch.schedule.simulator_stages import Machine
+from unlatch.schedule.machine import Machine
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)
 SEEDS = 8

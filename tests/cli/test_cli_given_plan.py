@@ -44,7 +44,7 @@ def test_train_refused_plans_that_plan_offers(unlatch, plan_of_conf, flags):
     summary = trained(unlatch, "--plan", "plan.json")
     assert summary["method"] == plan["method"]
     settings = Path("run/config.toml").read_text()
-    assert f"stages = {plan['busy_processors']}\n" in settings
+    assert f"stages = {plan['busy_devices']}\n" in settings
 
 
 @pytest.mark.parametrize("processors", [1, 20])
@@ -99,28 +99,53 @@ def damage(**changes: object):
 
 
 DAMAGED = {
-    "another model": (lambda p: p | {"tasks": [t | {"name": f"x{t['layer']}"} for t in p["tasks"]]}, ["another model"]),
+    "another model": (lambda p: p | {"blocks": [f"x{n}" for n, _ in enumerate(p["blocks"])]}, ["another model"]),
     "a lost task": (lambda p: p | {"tasks": p["tasks"][1:]}, ["incomplete", "F of layer 0"]),
     "no tasks": (damage(tasks=[]), ["incomplete"]),
-    "tasks that are none": (damage(tasks=[3]), ["damaged", "expected a text as task"]),
-    "a task of a strange kind": (lambda p: p | {"tasks": [p["tasks"][0] | {"task": "Q"}]}, ["F, D, G or H, got 'Q'"]),
-    "a fraction of nothing": (lambda p: p | {"tasks": [p["tasks"][0] | {"fraction": 0}]}, ["above 0 and at most 1"]),
+    "tasks that are none": (damage(tasks=[3]), ["damaged: tasks.0: expected an object, got 3 (whole number)"]),
+    "a task of a strange kind": (
+        lambda p: p | {"tasks": [p["tasks"][0] | {"task": "Q"}]},
+        ["tasks.0.task: expected one of 'F', 'D', 'G' or 'H', got 'Q'"],
+    ),
+    "a task of nothing": (
+        lambda p: p | {"tasks": [{"layer": 0, "device": 0}]},
+        ["tasks.0.task: missing"],
+    ),
+    "a task of a strange layer": (
+        lambda p: p | {"tasks": [*p["tasks"], p["tasks"][0] | {"layer": 99}]},
+        ["F of layer 99", "there are"],
+    ),
+    "a device of halves": (
+        lambda p: p | {"tasks": [p["tasks"][0] | {"device": 0.5}]},
+        ["tasks.0.device: expected a whole number, got 0.5"],
+    ),
+    "a fraction of nothing": (
+        lambda p: p | {"tasks": [p["tasks"][0] | {"fraction": 0}]},
+        ["tasks.0.fraction: expected a number above 0", "got 0"],
+    ),
+    "more than a task": (
+        lambda p: p | {"tasks": [p["tasks"][0] | {"fraction": 1.5}]},
+        ["tasks.0.fraction: expected at most 1", "got 1.5"],
+    ),
     "half of a task": (
         lambda p: p | {"tasks": [t | {"fraction": t["fraction"] / 2} for t in p["tasks"]]},
         ["shares of F of layer 0", "add up to 1, got 0.5 on 0"],
     ),
     "a task twice": (lambda p: p | {"tasks": [*p["tasks"], p["tasks"][0]]}, ["shares of F of layer 0"]),
-    "a mode without tasks": (damage(mode="stages"), ["mode must be one of divisible, atomic, factor"]),
-    "loads that are none": (damage(loads=["x", 1, 1]), ["expected numbers from 0 on as loads"]),
-    "processors in disorder": (
-        lambda p: p | {"tasks": [t | {"processor": 2 - t["processor"]} for t in p["tasks"]]},
-        ["growing processors"],
+    "a mode without tasks": (damage(options={"mode": "stages"}), ["mode must be one of divisible, atomic, factor"]),
+    "loads that are none": (damage(loads=["x", 1, 1]), ["loads.0: expected a number, got 'x'"]),
+    "loads below nothing": (damage(loads=[1, -1, 1]), ["loads.1: expected at least 0.0, got -1"]),
+    "devices in disorder": (
+        lambda p: p | {"tasks": [t | {"device": 2 - t["device"]} for t in p["tasks"]]},
+        ["growing devices"],
     ),
-    "too few loads": (damage(loads=[1]), ["loads of 1 processors"]),
+    "too few loads": (damage(loads=[1]), ["loads of 1 devices"]),
+    "starts in disorder": (damage(starts=[0, 2, 1]), ["starts: expected growing positions"]),
     "no method": (damage(method=None), ["expected what `unlatch plan --json` prints", "method None"]),
+    "an unknown method": (damage(method="layerpip"), ["there is no method 'layerpip'", "Did you mean 'layerpipe'"]),
+    "an unknown option": (lambda p: p | {"options": p["options"] | {"speed": 3}}, ["speed"]),
     "a list": (lambda p: [p], ["expected what `unlatch plan --json` prints", "list"]),
-    "an unknown mode": (damage(mode="sideways"), ["mode must be one of", "sideways"]),
-    "not in a row": (damage(contiguous=False), ["--placement row"]),
+    "an unknown mode": (damage(options={"mode": "sideways"}), ["mode must be one of", "sideways"]),
 }
 
 
@@ -151,15 +176,22 @@ def test_a_truncated_plan_is_named(unlatch, plan_of_conf):
 
 def test_a_straight_plan_of_another_model_is_named(unlatch, plan_of_conf):
     plan = plan_of_conf("--method", "pipedream")
-    Path("other.json").write_text(json.dumps(plan | {"split": ["body.3"]}))
+    Path("other.json").write_text(json.dumps(plan | {"blocks": [f"body.{n}" for n in range(9)], "starts": [0, 3]}))
     result = unlatch("train", "conf.toml", "--plan", "other.json")
     assert result.exit_code == 2
     assert "the plan file other.json does not suit this model: no block is called 'body.3'" in result.stderr
 
 
 def test_plans_that_training_cannot_follow_say_so(unlatch, plan_of_conf):
-    plan_of_conf("--method", "pipedream", "--replicate", "--devices", 3)
-    assert "plan without --replicate" in unlatch("train", "conf.toml", "--plan", "plan.json").stderr
+    for flags, reason in (
+        (("--method", "pipedream", "--replicate"), "plan without --replicate"),
+        (("--method", "layerpipe", "--placement", "list", "--mode", "atomic"), "plan with --placement row"),
+    ):
+        plan = plan_of_conf(*flags, "--devices", 3)
+        assert reason in plan["analysis"]
+        refused = unlatch("train", "conf.toml", "--plan", "plan.json")
+        assert (refused.exit_code, refused.stderr.count(plan["analysis"])) == (2, 1), refused.output
+        assert "the plan file plan.json is for analysis only" in refused.stderr
     plan_of_conf("--devices", 2)
     wrong = unlatch("train", "conf.toml", "--plan", "plan.json", "--method", "pipedraem")
     assert "does not rank 'pipedraem'. Did you mean 'pipedream'" in wrong.stderr

@@ -75,3 +75,31 @@ def test_delay_without_care_is_warned_of(unlatch):
 
 def test_without_momentum(unlatch):
     assert unlatch("methods", "dtr", "--stages", 2, "--momentum", 0.0).exit_code == 0
+
+
+AUXNET_2 = """\
+| tick | module 1 | module 2 |
+|---|---|---|
+| 1 | fw b1 W1; S b1 W1; bw b1 W1 | P b1 W1; fw b1 W1; bw b1 W1; C b1 W2 |
+| 2 | fw b2 W2; S b2 W2; bw b2 W2 | P b2 W2; fw b2 W2; bw b2 W2; C b2 W3 |
+"""
+LAYERPIPE_2 = """\
+| slot | device 0 | device 1 |
+|---|---|---|
+| 0 | 0F0 | - |
+| 1 | 0F1 | 1F0 1I0 1W0 |
+| 2 | 0F2 2I0 0W0 | 1F1 1I1 1W1 |
+"""
+
+
+def test_stages_that_start_at_once_have_a_timetable_and_a_picture(unlatch):
+    shown = unlatch("methods", "auxnet", "--stages", 2, "--ticks", 2).stdout
+    assert f"\n{AUXNET_2}\n" in shown
+    assert "\nstage 0 | F0 B0 =  .  .  F1" in shown
+    assert "\nstage 1 | P0 F0 B0 =  C0 P1" in shown
+
+
+def test_tasks_have_a_table_of_slots_and_a_picture(unlatch):
+    shown = unlatch("methods", "layerpipe", "--stages", 2, "--ticks", 3).stdout
+    assert f"\n{LAYERPIPE_2}\n" in shown
+    assert "\ndevice 0 | 0F0 0F1" in shown

@@ -32,7 +32,7 @@ INTERVALS = {
     },
 }
 TIMES = {"unit": (1, 1, 1, 1), "mixed": (1, 2, 4, 3)}
-KEYS = {"initiation_interval", "loads", "tasks", "delays", "utilisation", "communication_bytes"}
+KEYS = {"initiation_interval", "loads", "blocks", "starts", "delays", "utilisation", "communication_bytes"}
 
 
 def chain(*times: float, **other: object) -> list[dict[str, object]]:
@@ -48,12 +48,12 @@ def test_intervals_of_both_chains(answer, name):
         for mode, expected in (("divisible", divisible), ("atomic", atomic)):
             found = answer(chain(*TIMES[name]), processors, "--method", "layerpipe", "--mode", mode)
             assert found["initiation_interval"] == expected, (mode, processors)
-            assert found.keys() >= KEYS
+            assert found.keys() >= {*KEYS, "tasks"}
             assert len(found["loads"]) == processors
             assert max(found["loads"]) == expected
             assert sum(found["loads"]) == pytest.approx(3 * sum(TIMES[name]) - TIMES[name][0])
             assert found["utilisation"] == pytest.approx(sum(found["loads"]) / processors / expected)
-            assert {"task", "layer", "processor", "fraction", "slot"} <= found["tasks"][0].keys()
+            assert {"task", "layer", "device", "fraction", "slot"} <= found["tasks"][0].keys()
         found = answer(chain(*TIMES[name]), processors, "--method", "pipedream")
         assert found["initiation_interval"] == straight
         assert found.keys() >= KEYS
@@ -64,7 +64,7 @@ def mapping(found: dict) -> list[list[str]]:
     rows: list[list[str]] = [[] for _ in found["loads"]]
     for task in found["tasks"]:
         share = "" if task["fraction"] == 1 else f"*{task['fraction']}"
-        rows[task["processor"]].append(f"{task['task']}{task['layer'] + 1}{share}@{task['slot']}")
+        rows[task["device"]].append(f"{task['task']}{task['layer'] + 1}{share}@{task['slot']}")
     return [sorted(row) for row in rows]
 
 
@@ -110,20 +110,17 @@ def test_three_processors_take_four_units(answer):
 
 def test_pipedream_stages_loads_and_versions(answer):
     found = answer(chain(1, 1, 1, 1), 3, "--method", "pipedream")
-    assert found["stages"] == [
-        {"first": 0, "end": 2, "replicas": 1},
-        {"first": 2, "end": 3, "replicas": 1},
-        {"first": 3, "end": 4, "replicas": 1},
-    ]
+    assert (found["blocks"], found["starts"]) == (["l0", "l1", "l2", "l3"], [0, 2, 3])
+    assert "replicas" not in found
     assert (found["loads"], found["utilisation"]) == ([5, 3, 3], pytest.approx(11 / 15))
-    assert (found["versions"], found["delays"], found["split"]) == ([3, 2, 1], [2, 2, 1, 0], ["l2", "l3"])
+    assert (found["versions"], found["delays"]) == ([3, 2, 1], [2, 2, 1, 0])
     found = answer(chain(1, 1, 1, 1), 4, "--method", "pipedream")
     assert (found["loads"], found["utilisation"]) == ([2, 3, 3, 3], pytest.approx(11 / 12))
 
 
 def test_pipedream_with_replicas_is_data_parallel_where_messages_are_free(answer):
     found = answer(chain(1, 1, 1, 1), 3, "--method", "pipedream", "--replicate")
-    assert found["stages"] == [{"first": 0, "end": 4, "replicas": 3}]
+    assert (found["starts"], found["replicas"]) == ([0], [3])
     assert found["initiation_interval"] == pytest.approx(11 / 3)
 
 
@@ -131,9 +128,9 @@ def test_pipedream_without_replicas_ignored_the_bandwidth(answer):
     layers = chain(1, 1, 1, 1, activation_bytes=100)
     layers[1]["activation_bytes"] = 1
     found = answer(layers, 4, "--method", "pipedream", "--bandwidth", 1)
-    assert (found["split"], found["initiation_interval"]) == (["l2"], 6)
+    assert (found["starts"], found["initiation_interval"]) == ([0, 2], 6)
     found = answer(chain(1, 1, 1, 1, activation_bytes=100), 4, "--method", "pipedream", "--bandwidth", 1)
-    assert (found["split"], found["initiation_interval"], found["busy_processors"]) == ([], 11, 1)
+    assert (found["starts"], found["initiation_interval"], found["busy_devices"]) == ([0], 11, 1)
 
 
 def test_factor_split_moves_the_elementwise_part_down(answer):
@@ -172,7 +169,7 @@ def test_layers_of_no_cost_and_of_extreme_cost(answer):
 
 def test_more_processors_than_work(answer, unlatch):
     found = answer(chain(1), 5, "--method", "layerpipe")
-    assert (found["busy_processors"], found["loads"]) == (2, [1, 1, 0, 0, 0])
+    assert (found["busy_devices"], found["loads"]) == (2, [1, 1, 0, 0, 0])
     table = unlatch("plan", "--costs", "layers.json", "--devices", 5, "--method", "layerpipe").stdout
     assert "3 of 5 devices would gain nothing and stay idle" in table
 
@@ -187,9 +184,13 @@ def test_table_names_links_and_what_training_does_not_follow(unlatch, costs):
         assert "training uses the links of its machine" in table, method
         assert "training uses" not in unlatch("plan", "--costs", path, "--method", method).stdout
     lists = ("--method", "layerpipe", "--placement", "list", "--devices", 3)
-    assert "follows only plans in a row" in unlatch("plan", "--costs", path, *lists).stdout
+    table = unlatch("plan", "--costs", path, *lists).stdout
+    assert "for analysis only" in table
+    assert "follows only plans in a row" in table
     replicas = ("--method", "pipedream", "--replicate", "--devices", 3)
-    assert "leave --replicate out" in unlatch("plan", "--costs", path, *replicas).stdout
+    table = unlatch("plan", "--costs", path, *replicas).stdout
+    assert "for analysis only" in table
+    assert "plan without --replicate" in table
 
 
 def test_auto_ranks_all_methods_and_writes_what_it_prints(unlatch, costs):
@@ -202,7 +203,7 @@ def test_auto_ranks_all_methods_and_writes_what_it_prints(unlatch, costs):
         one["method"] for one in found["ranking"]
     }
     placed = next(one for one in found["ranking"] if one["method"] == "layerpipe")
-    assert placed["placement"]["busy_processors"] == placed["stages"] == 4
+    assert len({task["device"] for task in placed["plan"]["tasks"]}) == placed["stages"] == 4
 
 
 def test_slow_links_made_auto_favour_layerpipe(answer):

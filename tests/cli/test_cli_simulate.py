@@ -89,7 +89,21 @@ def test_a_sweep_with_curves_and_a_table(unlatch, layers):
     ]
 
 
-@pytest.mark.parametrize("method", ["1f1b", "layerpipe"])
+def test_local_methods_are_simulated_with_their_networks_and_messages(rows, layers):
+    heavy = [{"name": f"l{n}", "F": 1, "D": 1, "G": 1, "activation_bytes": 100} for n in range(4)]
+    layers.write_text(json.dumps(heavy))
+    found = {row["method"]: row for row in rows("--methods", "auxnet,auxvar,sph,dgl,dni,pipedream", "--devices", 2)}
+    assert all(row["staleness"] == 0 for name, row in found.items() if name != "pipedream")
+    # Heads, AuxNets and synthesisers cost time; stored variables do not. Outputs go up, and more than that comes down.
+    assert found["pipedream"]["time_per_batch"] == found["auxvar"]["time_per_batch"] == 6
+    assert found["dgl"]["time_per_batch"] == 5 + 3
+    assert found["dni"]["time_per_batch"] == 5 + 3 + 9
+    assert found["auxnet"]["time_per_batch"] > 6
+    assert found["dgl"]["communication_bytes"] == 100
+    assert found["auxnet"]["communication_bytes"] == found["dni"]["communication_bytes"] == 200
+
+
+@pytest.mark.parametrize("method", ["1f1b", "layerpipe", "auxnet", "dni"])
 def test_timelines_in_all_forms(unlatch, layers, method):
     flags = ("--methods", method, "--devices", 2, "--batches", 3)
     files = ("--picture", "line.png", "--html", "line.html", "--trace", "line.json")

@@ -205,7 +205,7 @@ def test_learning_rates_fall_with_the_processor():
     truth = tanh_net(4)
     mse_loss(truth(data[0][0]), data[0][1]).backward()
     for name, p in truth.named_parameters():
-        home = plan.homes[int(name.split(".")[0])]
+        home = plan.layer_devices[int(name.split(".")[0])]
         expected = before[name] - 0.05 * 0.5 ** (3 - home) * p.grad
         torch.testing.assert_close(model.get_parameter(name).detach(), expected, rtol=0, atol=1e-15)
 

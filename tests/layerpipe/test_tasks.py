@@ -17,9 +17,8 @@ from recording import Optimizers, Scripted, feed
 from small_nets import images, tanh_net, vectors
 from unlatch.errors import ConfigError, PlanError
 from unlatch.methods import LayerPipe
-from unlatch.plan import Plan
+from unlatch.plan import Plan, plan_from_json, plan_to_json
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.task_plan import TaskPlan
 from unlatch.reference import SGD, recursion
 
 # By rows a matrix product may be summed up in another order. In these sizes that is all.
@@ -33,7 +32,7 @@ def sgd_factory(sgd):
 def compare(model, plan, data, *, sgd=None, delays=None, tolerance=0.0, loss_fn=mse_loss, **options):
     """Train, and compare every weight and loss with the recursion."""
     sgd = sgd or SGD(0.05, momentum=0.9)
-    method = LayerPipe(mode=plan.mode, **{"microbatches": 1, **options})
+    method = LayerPipe(mode=plan.options["mode"], **{"microbatches": 1, **options})
     m, per_update = method.microbatches, method.microbatches * method.accumulate
     layers = [nn.Sequential(*model[start:end]) for start, end in plan.spans]
     truth = recursion(
@@ -45,7 +44,7 @@ def compare(model, plan, data, *, sgd=None, delays=None, tolerance=0.0, loss_fn=
         per_update=per_update,
     )
     run = unlatch.parallelize(
-        model, method, stages=plan.processors, loss_fn=loss_fn, optimizer=sgd_factory(sgd), plan=plan
+        model, method, stages=plan.devices, loss_fn=loss_fn, optimizer=sgd_factory(sgd), plan=plan
     )
     losses = [result.loss for result in feed(run, data)]
     for k, layer in enumerate(layers):
@@ -181,7 +180,7 @@ def test_old_weights_are_copied_only_where_they_are_needed():
 
 def test_a_plan_survives_the_trip_through_text():
     plan = task_plan(MIXED, 3, "divisible")
-    assert TaskPlan.from_json(plan.to_json()) == plan
+    assert plan_from_json(plan_to_json(plan)) == plan
     assert "delay" in str(plan)
 
 

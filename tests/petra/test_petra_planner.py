@@ -16,7 +16,7 @@ from recording import stages_of, waiting
 from unlatch.methods import PETRA, buffer_settings
 from unlatch.models.irevnet import IRevNet
 from unlatch.models.revnet import RevNet, revnet_cifar
-from unlatch.plan.petra_memory import Buffers, plan_memory, stage_sizes
+from unlatch.plan.memory import StageMemory, StageSize, stage_memory, stage_sizes
 
 BATCH, SIDE = 16, 16
 sgd = partial(torch.optim.SGD, lr=0.001)
@@ -40,6 +40,10 @@ def started(model: nn.Module, method: PETRA) -> unlatch.Run:
     return unlatch.parallelize(model, method, stages=count, loss_fn=cross_entropy, optimizer=sgd)
 
 
+def planned_memory(sizes: list[StageSize], method: PETRA) -> list[StageMemory]:
+    return stage_memory(sizes, method.rules(), method.schedule(len(sizes)))
+
+
 def fed(run: unlatch.Run, batches: int) -> unlatch.Run:
     for _ in range(batches):
         run.step(torch.randn(BATCH, 1, SIDE, SIDE), torch.randint(10, (BATCH,)))
@@ -53,13 +57,11 @@ def test_queues_and_copies_are_as_planned(name: str, setting: str, order: str) -
     """Per stage: the queue of inputs with the one at work, and old weights, for each setting of the paper's table."""
     model, method = net(name), replace(buffer_settings()[setting], microbatches=1, order=order)
     sizes = stage_sizes(model, (BATCH, 1, SIDE, SIDE))
-    keep = Buffers(inputs="inputs" in setting, parameters="weights" in setting)
-    count = len(sizes)
-    plan = plan_memory(sizes, keep, delays=[method.schedule(count).delay(stage) for stage in range(count)])
+    plan = planned_memory(sizes, method)
     # Versions of the weights are distinct only once both ends of the queue have seen updates.
-    run = fed(started(model, method), 4 * count)
+    run = fed(started(model, method), 4 * len(sizes))
     for stage, found, planned in zip(stages_of(run)[:-1], run.statistics(), plan, strict=False):
-        queue = planned.fifo + (planned.input if planned.fifo else 0)
+        queue = planned.queue + (planned.at_work if planned.queue else 0)
         assert found.stored_bytes == pytest.approx(queue, rel=0.05), found.stage
         current = {p.data_ptr() for p in stage.params}
         old = {w.data_ptr(): w.nbytes for kept in stage._kept.values() for w in kept.weights or ()}
@@ -67,12 +69,29 @@ def test_queues_and_copies_are_as_planned(name: str, setting: str, order: str) -
         assert copies == pytest.approx(planned.copies, rel=0.05), found.stage
 
 
+def test_stages_with_some_reversible_blocks_keep_what_is_planned() -> None:
+    """stem, R | R, down, R | R, R, head: nothing is inverted in a stage that cannot be inverted as a whole."""
+    model = revnet_cifar(14, width=8, in_channels=1)
+    starts = [0, 2, 5]
+    sizes = stage_sizes(model, (BATCH, 1, SIDE, SIDE), starts)
+    assert not any(size.reversible for size in sizes)
+    method = PETRA(microbatches=1)
+    run = unlatch.parallelize(
+        model, method, stages=3, loss_fn=cross_entropy, optimizer=sgd, split=[size.name for size in sizes[1:]]
+    )
+    fed(run, 12)
+    for found, planned in zip(run.statistics()[:-1], planned_memory(sizes, method), strict=False):
+        assert planned.queue > 0
+        assert found.stored_bytes == planned.queue + planned.at_work
+
+
 @pytest.mark.parametrize("name", ["revnet14", "irevnet"])
 def test_nothing_else_is_alive_between_ticks(name: str) -> None:
     """All reachable tensors, less those there before, are queues, messages under way and a few probed numbers."""
     model = net(name)
     sizes = stage_sizes(model, (BATCH, 1, SIDE, SIDE))
-    run = started(model, PETRA(microbatches=1))
+    method = PETRA(microbatches=1)
+    run = started(model, method)
     before = live_storages()
     with waiting() as boxes:
         fed(run, 2 * len(sizes) + 3)
@@ -81,7 +100,7 @@ def test_nothing_else_is_alive_between_ticks(name: str) -> None:
     probes = {t.data_ptr(): t.nbytes for s in stages_of(run) for k in s._kept.values() for t in _tensors(k.probe)}
     shared = {t.data_ptr() for s in stages_of(run) for k in s._kept.values() for t in k.inputs}
     rest = sum(n for address, n in messages.items() if address not in shared) + sum(probes.values())
-    planned = sum(s.fifo for s in plan_memory(sizes))
+    planned = sum(s.queue for s in planned_memory(sizes, method))
     assert alive - rest == pytest.approx(planned, rel=0.05)
 
 

@@ -15,14 +15,14 @@ from unlatch.nn import chain
 from unlatch.plan import jitter
 from unlatch.plan.jitter import relative_spread
 from unlatch.plan.passes import BlockTimes
-from unlatch.schedule.simulator_stages import Machine, jitter_factors
+from unlatch.schedule.machine import Machine
 
 BLOCKS = chain([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)])
 
 
 @pytest.mark.parametrize("amount", [0.02, 0.1, 0.3])
 def test_what_the_simulator_draws_is_found_again(amount: float) -> None:
-    factors = jitter_factors(Machine(jitter=amount), [20_000])
+    factors = Machine(jitter=amount).jitter_factors([20_000])
     assert factors is not None
     assert relative_spread(factors[0]) == pytest.approx(amount, rel=0.03)
     # A machine that becomes three times as slow meanwhile does not jitter more.

@@ -13,13 +13,12 @@ from torch import nn
 from unlatch.errors import ConfigError, PlanError
 from unlatch.models.registry import build
 from unlatch.nn.chain import chain
-from unlatch.plan.layer_costs import LayerCost, from_profile, layer_costs_from_json, read_layer_costs, write_layer_costs
+from unlatch.plan.layer_costs import LayerCost, layer_costs_from_json, read_layer_costs, write_layer_costs
+from unlatch.plan.layer_groups import group_blocks, grouped_profile
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.mac import mac_costs
 from unlatch.plan.model_costs import model_costs
-from unlatch.plan.networks import LayerShape, network_names, network_shapes
+from unlatch.plan.networks import LayerShape, mac_costs, network_names, network_shapes, systolic_costs
 from unlatch.plan.profile import profile
-from unlatch.plan.systolic import systolic_costs
 
 
 def test_a_file_and_back(tmp_path: Path) -> None:
@@ -155,6 +154,7 @@ def test_what_cannot_be_counted_is_named() -> None:
 
 def test_measured_costs_can_be_planned() -> None:
     blocks = chain([nn.Linear(16, 16) for _ in range(3)])
-    plan = plan_layerpipe(from_profile(profile(blocks, torch.randn(8, 16), repeats=1)), 2)
+    found = profile(blocks, torch.randn(8, 16), repeats=1)
+    plan = plan_layerpipe(grouped_profile(found, group_blocks(blocks)), 2)
     assert isinstance(plan.initiation_interval, float)
     json.dumps(plan.to_json())

@@ -12,24 +12,29 @@ from hypothesis import strategies as st
 from layerpipe_chains import layers
 
 from unlatch.errors import PlanError
+from unlatch.plan.dataflow import Dataflow, Sizes, cut_bytes
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost, as_chain, total_work
-from unlatch.plan.layerpipe import LayerPipePlan, assemble, iteration_bound, pipedream_interval, plan_layerpipe
+from unlatch.plan.layerpipe import PlannedTasks, assemble, iteration_bound, pipedream_interval, plan_layerpipe
 from unlatch.plan.linked_partition import cut_sizes, linked_interval
 from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES, Task, chain_items
-from unlatch.plan.traffic import cut_bytes
 from unlatch.schedule.channel import Channel
 
 modes = st.sampled_from(MODES)
 processors = st.integers(1, 8)
 
 
-def check_tasks(plan: LayerPipePlan) -> None:
+def crossing(placed: list[Task], chain: list[LayerCost], count: int) -> list[Fraction]:
+    """Bytes over the borders of a row."""
+    return cut_bytes(Dataflow(placed, len(chain)), Sizes.of(chain), count)
+
+
+def check_tasks(plan: PlannedTasks) -> None:
     """Everything once; loads add up; what is needed comes at least a slot earlier from elsewhere."""
     shares: dict[tuple[str, int], Fraction] = {}
     for task in plan.tasks:
-        assert 0 <= task.processor < plan.processors
+        assert 0 <= task.processor < plan.devices
         assert task.fraction > 0
         shares[task.kind, task.layer] = shares.get((task.kind, task.layer), Fraction(0)) + task.fraction
     count = len(plan.layers)
@@ -41,7 +46,7 @@ def check_tasks(plan: LayerPipePlan) -> None:
         assert after.slot - before.slot >= (before.processor != after.processor), (before, after)
 
 
-def edges(plan: LayerPipePlan) -> Iterator[tuple[Task, Task]]:
+def edges(plan: PlannedTasks) -> Iterator[tuple[Task, Task]]:
     """All pairs of shares of which the second needs something of the first, for the same mini-batch."""
     count = len(plan.layers)
     needs: dict[str, list[tuple[str, int]]] = {
@@ -60,7 +65,7 @@ def edges(plan: LayerPipePlan) -> Iterator[tuple[Task, Task]]:
 def test_plans_are_complete_and_in_time(costs: list[LayerCost], count: int, mode: str) -> None:
     plan = plan_layerpipe(costs, count, mode)
     check_tasks(plan)
-    bound = iteration_bound(plan.layers, plan.delays.gradient)
+    bound = iteration_bound(plan.layers, plan.delays.gradient, plan.tasks)
     assert plan.initiation_interval >= bound
     assert min(plan.delays.gradient) >= 0
     assert min(plan.delays.activation) >= 0
@@ -183,7 +188,7 @@ def test_messages_that_take_time_against_every_cut(
         used = sorted(set(homes))
         placed = [Task(*i.tasks[0], used.index(at), Fraction(1)) for i, at in zip(items, homes, strict=True)]
         loads = [sum((i.size for i, at in zip(items, homes, strict=True) if at == p), Fraction(0)) for p in used]
-        values.append(linked_interval(loads, cut_bytes(placed, chain, len(used)), channel))
+        values.append(linked_interval(loads, crossing(placed, chain, len(used)), channel))
     plan = plan_layerpipe(costs, count, mode, channel=channel)
     assert plan.initiation_interval == pytest.approx(min(values), rel=1e-9)
     divisible = plan_layerpipe(costs, count, channel=channel).initiation_interval
@@ -197,7 +202,7 @@ def test_bytes_over_a_cut_are_those_of_the_tasks_beside_it(costs: list[LayerCost
     for cut, size in enumerate(cut_sizes(chain, items)):
         placed = [Task(*item.tasks[0], int(at >= cut), Fraction(1)) for at, item in enumerate(items)]
         if cut:
-            assert sum(cut_bytes(placed, chain, 2)) == size
+            assert sum(crossing(placed, chain, 2)) == size
 
 
 @given(layers(most=6), st.lists(st.integers(1, 5), min_size=5, max_size=5))

@@ -12,10 +12,9 @@ from layerpipe_chains import MIXED, UNIT
 from unlatch.errors import PlanError, ScheduleError
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost
-from unlatch.plan.layerpipe import plan_layerpipe
+from unlatch.plan.layerpipe import assemble, plan_layerpipe
 from unlatch.plan.list_schedule import plan_list
-from unlatch.plan.mac import mac_costs
-from unlatch.plan.networks import network_shapes
+from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
 
 # a_l = 100 + l, W_l = 10 (l + 1), l from 0
@@ -29,13 +28,26 @@ def test_json() -> None:
     assert answer["delays"] == [6, 4, 2, 0]
     assert answer["utilisation"] == 1
     assert answer["communication_bytes"] == sum(answer["cut_bytes"])
-    assert answer["tasks"][2] == {"task": "D", "layer": 1, "name": "l1", "processor": 0, "fraction": 0.75, "slot": 6}
+    assert answer["tasks"][2] == {"task": "D", "layer": 1, "device": 0, "fraction": 0.75, "slot": 6}
+    assert answer["blocks"] == [layer.name for layer in UNIT]
     assert len(answer["tasks"]) == 11 + 3
 
 
+def test_what_training_cannot_follow_is_marked_when_it_is_made() -> None:
+    shared = plan_layerpipe(UNIT, 4)
+    assert shared.plan.analysis == ""
+    bent = assemble(shared.layers, 4, "divisible", shared.tasks, linear=[True, True, False, True])
+    assert "plan with --mode atomic" in bent.plan.analysis
+    assert plan_layerpipe(UNIT, 4, linear=[True, True, False, True]).plan.analysis == ""
+    assert "plan with --placement row" in plan_list(UNIT, 3, "atomic").plan.analysis
+    with pytest.raises(PlanError, match="for analysis only: the input gradient"):
+        bent.plan.check()
+
+
 def test_bytes_of_a_shared_input_gradient() -> None:
-    """a_{l-1} + delta_l + x delta_{l-1} + (1-x) W_l, here l = 2 (from 0) and x = 1/2."""
-    assert plan_layerpipe(SIZED, 2).communication_bytes == 101 + 102 + Fraction(101, 2) + Fraction(30, 2)
+    """a_{l-1} + (1-x) delta_l + x delta_{l-1} + W_l, here l = 2 (from 0) and x = 1/2: shares are rows of the batch, so
+    the place below needs its rows of delta_l and all weights."""
+    assert plan_layerpipe(SIZED, 2).communication_bytes == 101 + Fraction(102, 2) + Fraction(101, 2) + 30
 
 
 def test_bytes_of_whole_tasks() -> None:

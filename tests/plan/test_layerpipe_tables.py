@@ -8,11 +8,10 @@ import pytest
 from layerpipe_chains import MIXED, UNIT
 
 from unlatch.plan.layer_costs import LayerCost, total_work
-from unlatch.plan.layerpipe import LayerPipePlan, pipedream_interval, plan_layerpipe
+from unlatch.plan.layerpipe import PlannedTasks, pipedream_interval, plan_layerpipe
 from unlatch.plan.list_schedule import longest_first
-from unlatch.plan.mac import mac_costs
-from unlatch.plan.networks import network_shapes
-from unlatch.plan.pipedream_planner import plan_straight
+from unlatch.plan.networks import mac_costs, network_shapes
+from unlatch.plan.pipedream import plan_straight
 from unlatch.plan.tasks import chain_items
 
 # processors: PipeDream, LayerPipe with D divisible, LayerPipe with D atomic
@@ -56,16 +55,16 @@ def test_total_work() -> None:
     assert (total_work(UNIT), total_work(MIXED)) == (11, 29)
 
 
-def rows(plan: LayerPipePlan) -> list[list[str]]:
+def rows(plan: PlannedTasks) -> list[list[str]]:
     """What each processor does; layers from 1, the share of a D in front of it."""
-    found: list[list[str]] = [[] for _ in range(plan.processors)]
+    found: list[list[str]] = [[] for _ in range(plan.devices)]
     for task in plan.tasks:
         share = "" if task.fraction == 1 else f"{task.fraction} "
         found[task.processor].append(f"{share}{task.kind}{task.layer + 1}")
     return [sorted(row) for row in found]
 
 
-def slots(plan: LayerPipePlan) -> dict[str, int]:
+def slots(plan: PlannedTasks) -> dict[str, int]:
     """Slot of each task; a D on two processors is told apart by its processor (from 1)."""
     shared = {task.layer for task in plan.tasks if task.fraction < 1}
     return {

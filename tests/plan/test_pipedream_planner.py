@@ -15,8 +15,7 @@ from layerpipe_chains import UNIT, layers
 
 from unlatch.errors import PlanError
 from unlatch.plan.layer_costs import LayerCost, as_chain, total_work
-from unlatch.plan.pipedream_plan import PipeDreamPlan, PipeDreamStage
-from unlatch.plan.pipedream_planner import plan_pipedream, plan_straight
+from unlatch.plan.pipedream import PlannedStages, ReplicatedStage, plan_pipedream, plan_straight
 
 
 def transfer(size: float, bandwidth: float) -> float:
@@ -130,14 +129,14 @@ def test_straight_is_the_best_contiguous_partition(costs: list[LayerCost], worke
 @given(layers(), st.integers(1, 9))
 def test_free_messages_make_it_data_parallel(costs: list[LayerCost], workers: int) -> None:
     plan = plan_pipedream(costs, workers)
-    assert plan.stages == (PipeDreamStage(0, len(costs), workers),)
+    assert plan.stages == (ReplicatedStage(0, len(costs), workers),)
     assert plan.initiation_interval == Fraction(total_work(costs), workers)
     assert plan.utilisation == 1
 
 
 def test_no_bandwidth_leaves_one_worker() -> None:
     plan = plan_pipedream(UNIT, 4, 0)
-    assert plan.stages == (PipeDreamStage(0, 4, 1),)
+    assert plan.stages == (ReplicatedStage(0, 4, 1),)
     assert plan.initiation_interval == 11
     stuck = plan_pipedream(UNIT, 4, 0, fewer=False)
     assert stuck.initiation_interval == math.inf
@@ -148,7 +147,7 @@ def test_versions_and_minibatches_in_flight() -> None:
     straight = plan_straight(UNIT, 4)
     assert (straight.versions, straight.warmups, straight.in_flight) == ((4, 3, 2, 1), (3, 2, 1, 0), 4)
     assert straight.delays == (3, 2, 1, 0)
-    uneven = PipeDreamPlan(tuple(UNIT), 4, (PipeDreamStage(0, 2, 3), PipeDreamStage(2, 4)), 4)
+    uneven = PlannedStages(tuple(UNIT), 4, (ReplicatedStage(0, 2, 3), ReplicatedStage(2, 4)), 4)
     assert (uneven.versions, uneven.in_flight) == ((2, 1), 2)
 
 
@@ -162,9 +161,11 @@ def test_a_slow_outer_level_is_crossed_once() -> None:
 
 def test_bytes() -> None:
     costs = [LayerCost(str(n), 1, 1, 1, activation_bytes=10 * (n + 1), weight_bytes=6) for n in range(3)]
-    plan = PipeDreamPlan(tuple(as_chain(costs)), 4, (PipeDreamStage(0, 2, 3), PipeDreamStage(2, 3)), 4)
+    plan = PlannedStages(tuple(as_chain(costs)), 4, (ReplicatedStage(0, 2, 3), ReplicatedStage(2, 3)), 4)
     assert plan.communication_bytes == 2 * 20 + 2 * 2 * 12 / 3
-    assert plan.to_json()["split"] == ["2"]
+    assert plan.plan.split == ("2",)
+    assert (plan.to_json()["starts"], plan.to_json()["replicas"]) == ([0, 2], [3, 1])
+    assert "plan without --replicate" in plan.plan.analysis
 
 
 def test_wrong_levels_are_refused() -> None:

@@ -10,8 +10,7 @@ import pytest
 from unlatch.errors import ConfigError
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import pipedream_interval, plan_layerpipe
-from unlatch.plan.mac import mac_costs
-from unlatch.plan.networks import network_shapes
+from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.report.sweep import SweepRow, draw_sweep, parse_counts, sweep, write_sweep
 
 METHODS = ["bp", "pipedream", "layerpipe", "petra", "1f1b", "zb-h2"]

@@ -16,20 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unlatch.errors import ConfigError
+from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.layerpipe_run import simulate_layerpipe
 from unlatch.report.spans import Source, row_names, spans_of
 from unlatch.report.timeline import draw_timeline, draw_timelines, save_timeline, timeline_html
 from unlatch.report.trace import trace_json
 from unlatch.runtime.events import Event
 from unlatch.schedule import ZBH1, simulate, streams, ticked
+from unlatch.schedule.machine import Machine
 from unlatch.schedule.simulation import Simulation, Span, simulate_schedule
-from unlatch.schedule.simulator_stages import Machine, StageWork
 
 
 def simulated() -> Simulation:
-    return simulate_schedule(ZBH1(3), StageWork(), batches=2, microbatches=4, machine=Machine(jitter=0.2))
+    return simulate_schedule(ZBH1(3), batches=2, microbatches=4, machine=Machine(jitter=0.2))
 
 
 def placed() -> Simulation:
@@ -47,7 +47,7 @@ EVENTS = [
 
 def test_simulations_timelines_and_events_are_one_thing() -> None:
     timeline = simulate(streams(ticked(2), [1] * 3))
-    again = simulate_schedule(ticked(2), StageWork(), batches=3)
+    again = simulate_schedule(ticked(2), batches=3)
     assert spans_of(timeline) == spans_of(again) == spans_of(spans_of(again))
     assert spans_of(EVENTS)[0] == Span(0, 0, "F", 0, 100.0, 100.1)
     assert row_names(spans_of(EVENTS)) == ["stage 0", "stage 1"]
@@ -149,7 +149,7 @@ def test_a_window_shows_only_its_part() -> None:
 
 
 def test_many_devices_are_drawn() -> None:
-    figure = draw_timeline(simulate_schedule(ticked(300), StageWork(), batches=5))
+    figure = draw_timeline(simulate_schedule(ticked(300), batches=5))
     assert len(figure.axes[0].get_yticks()) == 300
 
 

@@ -10,6 +10,7 @@ from unlatch.schedule import (
     GPipe,
     Kind,
     TickEntry,
+    Workload,
     forward_locked,
     gantt,
     lockstep,
@@ -175,7 +176,7 @@ def test_a_synchronous_schedule_has_a_gantt_chart_instead():
 
 
 def test_gantt_of_shared_devices_and_shown_updates():
-    costs = {Kind.F: 1, Kind.B: 2, Kind.U: 1}
+    costs = Workload({Kind.F: 1, Kind.B: 2, Kind.U: 1})
     assert gantt(streams(ticked(2), [1], devices=[0, 0]), costs) == "device 0 | 0F0 1F0 1B0 =   1U0 0B0 =   0U0"
     with pytest.raises(ScheduleError, match="whole numbers"):
-        gantt(streams(ticked(2), [1]), {Kind.F: 0.5, Kind.B: 1, Kind.U: 0})
+        gantt(streams(ticked(2), [1]), Workload({Kind.F: 0.5, Kind.B: 1, Kind.U: 0}))

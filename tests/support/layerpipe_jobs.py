@@ -14,9 +14,9 @@ import unlatch
 from rank_jobs import Outcome, copied_state, falling_lr, momentum_sgd
 from small_nets import conv_net, images, tanh_net, vectors
 from unlatch.methods import LayerPipe
+from unlatch.plan import Plan
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.task_plan import TaskPlan
 from unlatch.plan.task_planning import executable
 
 UNIT = (1, 1, 1, 1)
@@ -29,7 +29,7 @@ def chain_costs(times: Sequence[int], mode: str = "divisible") -> list[LayerCost
     return [LayerCost(str(n), time, time, time, hadamard=factor) for n, time in enumerate(times)]
 
 
-def task_plan(times: Sequence[int], processors: int, mode: str, g: int = 0) -> TaskPlan:
+def task_plan(times: Sequence[int], processors: int, mode: str, g: int = 0) -> Plan:
     """The planner's placement for a model of as many blocks, without any adaptation to the model."""
     plan = plan_layerpipe(chain_costs(times, mode), processors, mode)
     names = [str(n) for n in range(len(times))]

@@ -29,7 +29,6 @@ def advise_method(
     momentum = group["betas"][0] if adaptive else group.get("momentum")
     if momentum is None:
         return None
-    parts = (1 if method.microbatches == "auto" else method.microbatches) * method.accumulate
     chosen = method.rules().forward.prediction
     return advise(
         method.gaps(stages),
@@ -37,7 +36,7 @@ def advise_method(
         nesterov=bool(group.get("nesterov", False)),
         predictor=None if chosen is None else chosen.name,
         alpha=1.0 if chosen is None else chosen.regulator.alpha,
-        microbatches=parts,
+        microbatches=method.per_update,
         batch_size=batch_size,
         nesterov_available=not adaptive,
     )

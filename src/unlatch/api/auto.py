@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import PlanError
-from ..methods import LayerPipe, Method, names
-from ..methods.local import Local
+from ..methods import Method, names
+from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 from ..schedule.stability import advise
-from .memory_model import device_bytes
 from .method_run import MethodRun, simulate_method
 
 __all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]
@@ -25,12 +24,8 @@ RISKS = ("exact", "about bp", "some loss", "other gradient", "large loss")
 class Prediction:
     """What one method is expected to do."""
 
-    method: str
-    #: What `train` needs to be told beside the name.
-    options: dict[str, Any]
-    stages: int
-    #: Names of the layers that start the second and later stages; empty where tasks are placed one by one.
-    split: tuple[str, ...]
+    #: What to train: the method with its options, and where its work goes.
+    plan: Plan
     time_per_batch: float
     #: Against one device that does everything.
     speedup: float
@@ -45,8 +40,16 @@ class Prediction:
     #: One of `RISKS`.
     risk: str
     why: str = ""
-    #: Where tasks are placed one by one, the plan as `LayerPipePlan.to_json` has it.
-    placement: dict[str, Any] | None = None
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+        return self.plan.method
+
+    @property
+    def stages(self) -> int:
+        """Devices with something to do."""
+        return self.plan.busy_devices
 
     @property
     def key(self) -> tuple[bool, bool, int, float]:
@@ -57,9 +60,15 @@ class Prediction:
     def to_config(self) -> dict[str, Any]:
         """Sections of a configuration file for `unlatch train`."""
         run: dict[str, Any] = {"stages": self.stages}
-        if self.split:
-            run["split"] = list(self.split)
-        return {"method": {"name": self.method, **self.options}, "run": run}
+        if self.plan.split:
+            run["split"] = list(self.plan.split)
+        return {"method": {"name": self.method, **self.plan.options}, "run": run}
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as in a file, and figures about it."""
+        figures = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "plan"}
+        named = {"method": self.method, "stages": self.stages}
+        return named | figures | {"plan": plan_to_json(self.plan), "config": self.to_config()}
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,10 @@ class AutoPlan:
         """Everything as plain values; `train` accepts what is under `config`."""
         return {
             "method": "auto",
-            "processors": self.devices,
+            "devices": self.devices,
             "memory_limit": self.memory_limit,
             "config": self.best.to_config(),
-            "ranking": [asdict(one) | {"config": one.to_config()} for one in self.ranking],
+            "ranking": [one.to_json() for one in self.ranking],
             "refused": self.refused,
         }
 
@@ -133,7 +142,7 @@ def plan_auto(
     - `machine`: speeds, links, jitter.
     - `linear`: as in `simulate_method`.
     - `momentum`, `nesterov`: of the optimizer, for the risk that delay brings.
-    - `optimizer_slots`, `input_bytes`: as in `device_bytes`.
+    - `optimizer_slots`, `input_bytes`: as in `MethodRun.device_bytes`.
 
     >>> layers = [LayerCost(name, 1, 1, 1, 1000, 100) for name in "abcdefgh"]
     >>> plan = plan_auto(layers, 2, methods=["bp", "1f1b", "pipedream"])
@@ -144,11 +153,19 @@ def plan_auto(
     refused: dict[str, str] = {}
     for one in methods if methods is not None else names():
         try:
-            run = simulate_method(one, costs, devices, batch_size=batch_size, machine=machine, linear=linear)
+            run = simulate_method(
+                one,
+                costs,
+                devices,
+                batch_size=batch_size,
+                machine=machine,
+                linear=linear,
+                data_bytes=input_bytes,
+            )
         except PlanError as error:
             refused[one if isinstance(one, str) else one.name] = str(error)
             continue
-        memory = max(device_bytes(run, optimizer_slots=optimizer_slots, input_bytes=input_bytes))
+        memory = max(run.device_bytes(optimizer_slots=optimizer_slots, input_bytes=input_bytes))
         found.append(predict(run, memory, memory_limit, momentum=momentum, nesterov=nesterov))
     if not found:
         raise PlanError("no method can be used here: " + "; ".join(f"{n}: {r}" for n, r in refused.items()))
@@ -160,23 +177,23 @@ def predict(
 ) -> Prediction:
     """What a simulated method means for time, memory and risk."""
     method = run.method
-    parts = run.microbatches * method.accumulate
-    chosen = method.rules().forward.prediction
-    predictor = None if chosen is None else chosen.name
-    gaps = run.gaps
-    advice = advise(gaps, momentum=momentum, nesterov=nesterov, predictor=predictor, microbatches=parts)
+    gaps, parts, chosen = run.gaps, method.per_update, method.rules().forward.prediction
+    advice = advise(
+        gaps,
+        momentum=momentum,
+        nesterov=nesterov,
+        predictor=None if chosen is None else chosen.name,
+        alpha=1.0 if chosen is None else chosen.regulator.alpha,
+        microbatches=parts,
+    )
     worst = max(advice.verdicts, key=RISKS.index)
-    risk = "other gradient" if isinstance(method, Local) else "exact" if max(gaps) == 0 else worst
+    risk = "other gradient" if method.gradient == "local" else "exact" if max(gaps) == 0 else worst
     late = max(gaps) / parts
     fits = memory_limit is None or memory <= memory_limit
-    options: dict[str, Any] = {"microbatches": run.microbatches}
-    if isinstance(method, LayerPipe):
-        options["mode"] = method.mode
+    plan = run.cut if run.plan is None else run.plan.plan
+    options = {**plan.options, "microbatches": run.microbatches, **method.settings}
     return Prediction(
-        method=method.name,
-        options=options,
-        stages=run.stages,
-        split=run.split,
+        plan=replace(plan, method=method.name, options=options),
         time_per_batch=run.time_per_batch,
         speedup=run.speedup,
         utilisation=run.utilisation,
@@ -185,7 +202,6 @@ def predict(
         staleness=late,
         stability=min(advice.limits),
         risk=risk,
-        placement=None if run.plan is None else run.plan.to_json(),
         why=_why(run, risk, late, None if fits else f"needs {size(memory)} of {size(memory_limit or 0)}"),
     )
 
@@ -193,7 +209,7 @@ def predict(
 def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
     reasons = [too_large] if too_large else []
     method = run.method
-    if method.schedule(run.stages).flushes and not isinstance(method, Local):
+    if method.schedule(run.stages).flushes:
         idle = 1 - float(run.simulation.steady_utilisation)
         reasons.append(f"idle {idle:.0%} of the time, while the pipeline fills and empties")
     elif run.plan is not None:
@@ -202,12 +218,12 @@ def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
         busy = run.simulation.timeline.busy
         reasons.append(f"never empties; stage {busy.index(max(busy))} of {len(busy)} sets the pace")
     if method.recomputes and run.stages > 1:
-        reverses = method.rules().activation.inverts
-        reasons.append("stages recompute; keeps nothing if they are reversible" if reverses else "forwards run twice")
+        reversible = "stages recompute; keeps nothing if they are reversible"
+        reasons.append(reversible if method.inverts else "forwards run twice")
     if risk == "exact":
         reasons.append("gradients of backpropagation")
     elif risk == "other gradient":
-        reasons.append("learns from local losses: accuracy is not predicted, nor the cost of its own networks")
+        reasons.append("learns from local losses: accuracy is not predicted, the cost of its own networks estimated")
     else:
         reasons.append(f"gradients up to {late:.1f} updates late: {risk}")
     if run.stages < run.devices:

@@ -9,16 +9,16 @@ from fractions import Fraction
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
-from ..methods import LayerPipe, Method
+from ..methods import Method
 from ..methods import get as get_method
+from ..plan import Plan
 from ..plan.layer_costs import LayerCost, Number, as_chain, total_work
-from ..plan.layerpipe import LayerPipePlan, plan_layerpipe
-from ..plan.layerpipe_run import simulate_layerpipe
+from ..plan.layerpipe import PlannedTasks
+from ..plan.memory import layer_sizes, stage_memory, task_memory
 from ..plan.partition import contiguous_split
-from ..schedule import Kind
 from ..schedule.channel import FREE, Channel
-from ..schedule.simulation import Simulation, simulate_schedule
-from ..schedule.simulator_stages import Machine, StageWork
+from ..schedule.machine import Machine
+from ..schedule.simulation import Costed, Simulation
 
 __all__ = ["MethodRun", "simulate_method"]
 
@@ -36,6 +36,7 @@ class MethodRun:
     - `method`: with every `"auto"` decided.
     - `layers`: costs of the layers for a whole batch.
     - `devices`: how many there are; with fewer layers than devices some stay idle.
+    - `costed`: its schedule, with times and bytes.
     - `starts`: first layer of each stage, where whole layers are placed.
     - `plan`: where tasks are placed one by one.
     """
@@ -43,9 +44,10 @@ class MethodRun:
     method: Method
     layers: tuple[LayerCost, ...]
     devices: int
+    costed: Costed
     simulation: Simulation
     starts: tuple[int, ...] = ()
-    plan: LayerPipePlan | None = None
+    plan: PlannedTasks | None = None
 
     @property
     def microbatches(self) -> int:
@@ -56,7 +58,7 @@ class MethodRun:
     @property
     def stages(self) -> int:
         """Stages, or processors with something to do where tasks are placed."""
-        return self.plan.busy_processors if self.plan is not None else len(self.starts)
+        return self.plan.plan.busy_devices if self.plan is not None else len(self.starts)
 
     @property
     def time_per_batch(self) -> float:
@@ -83,6 +85,50 @@ class MethodRun:
         """Names of the layers that start the second and later stages."""
         return tuple(self.layers[start].name for start in self.starts[1:])
 
+    @property
+    def cut(self) -> Plan:
+        """Where whole layers are placed, the stages as a plan."""
+        ends = (*self.starts[1:], len(self.layers))
+        works = [sum(layer.work for layer in self.layers[a:b]) for a, b in zip(self.starts, ends, strict=True)]
+        names = tuple(layer.name for layer in self.layers)
+        return Plan(names, self.starts, tuple(float(work) / self.microbatches for work in works))
+
+    def device_bytes(self, *, optimizer_slots: int = 1, input_bytes: float = 0) -> list[float]:
+        """Memory of each device in use.
+
+        **Arguments:**
+
+        - `optimizer_slots`: numbers that the optimizer keeps per weight: 0 for plain SGD, 1 with momentum, 2 for Adam.
+        - `input_bytes`: of one batch of data, which the first layer keeps.
+
+        >>> layers = [LayerCost(name, 1, 1, 1, activation_bytes=10, weight_bytes=100) for name in "ab"]
+        >>> simulate_method("pipedream", layers, 2).device_bytes()
+        [420.0, 330.0]
+        """
+        rules, parts = self.method.rules(), self.microbatches
+        if self.plan is not None:
+            return task_memory(
+                self.plan,
+                rules,
+                self.costed.schedule,
+                self.simulation.devices,
+                per_update=parts * self.method.accumulate,
+                optimizer_slots=optimizer_slots,
+                message_bytes=self.costed.workload.bytes,
+                input_bytes=input_bytes / parts,
+            )
+        found = stage_memory(
+            layer_sizes(self.layers, self.starts, microbatches=parts, input_bytes=input_bytes),
+            rules,
+            self.costed.schedule,
+            microbatches=parts,
+            accumulate=self.method.accumulate,
+            delays=self.gaps,
+            optimizer_slots=optimizer_slots,
+            message_bytes=self.costed.workload.bytes,
+        )
+        return [stage.total for stage in found]
+
 
 def simulate_method(
     method: str | Method,
@@ -94,6 +140,7 @@ def simulate_method(
     split: Sequence[str] | None = None,
     machine: Machine | None = None,
     linear: Sequence[bool] | None = None,
+    data_bytes: float = 0,
 ) -> MethodRun:
     """Simulate a method.
 
@@ -107,7 +154,8 @@ def simulate_method(
     - `split`: names of the layers that start the second and later stages; by default the best cut, links considered,
       with fewer stages where messages take longer than the stages save.
     - `machine`: speeds, links, jitter.
-    - `linear`: which layers are linear maps, if it is known: only they can share their D (`layerpipe`).
+    - `linear`: which layers are linear maps, if it is known: only they can share their D.
+    - `data_bytes`: of one batch of data, for methods that send it on.
 
     >>> layers = [LayerCost(name, 1, 1, 1) for name in "abcd"]
     >>> run = simulate_method("pipedream", layers, 4)
@@ -119,91 +167,118 @@ def simulate_method(
     chain = as_chain(costs)
     chosen = get_method(method)
     machine = machine or Machine()
-    if isinstance(chosen, LayerPipe) and chosen.places_tasks and split is None:
-        # More processors than tasks do not deepen the pipeline.
-        chosen = chosen.resolve(min(devices, 3 * len(chain) - 1), batch_size)
-        assert isinstance(chosen, LayerPipe)
-        return _placed(chosen, chain, devices, batches, machine, linear)
+    trial = _Trial(chain, devices, batches, batch_size, machine, data_bytes)
     if split is None:
-        return _best_cut(chosen, chain, devices, batches, batch_size, machine)
+        return trial.placed(chosen, linear) or trial.best_cut(chosen)
     starts = _positions(chain, split)
     if len(starts) > devices:
         raise PlanError(f"the split {list(split)} makes {len(starts)} stages, but there are only {devices} devices")
-    return _staged(chosen.resolve(len(starts), batch_size), chain, starts, devices, batches, machine)
+    return trial.staged(chosen.resolve(len(starts), batch_size), starts)
 
 
-def _best_cut(
-    method: Method,
-    chain: Sequence[LayerCost],
-    devices: int,
-    batches: int | None,
-    batch_size: int | None,
-    machine: Machine,
-) -> MethodRun:
-    """With as many stages as there are devices; with fewer where messages would take longer than they save."""
-    most = min(devices, len(chain))
-    counts = [most]
-    if isinstance(machine.channel, Channel) and machine.channel != FREE:
-        # Beside such a latency the work would vanish in rounding.
-        hopeless = machine.channel.latency > 1e9 * float(total_work(chain))
-        counts = [1] if hopeless else _stage_counts(most)
-    runs = []
-    for stages in counts:
-        chosen = method.resolve(stages, batch_size)
-        cuts = {tuple(cut) for cut in _cuts(chain, stages, chosen, machine)}
-        runs += [_staged(chosen, chain, cut, devices, batches, machine) for cut in sorted(cuts)]
-    best = min(run.time_per_batch for run in runs)
-    fast = [run for run in runs if run.time_per_batch <= _AS_FAST * best]
-    return min((run for run in fast if run.stages == fast[0].stages), key=lambda run: run.time_per_batch)
+@dataclass(frozen=True)
+class _Trial:
+    """One network on one machine; the arguments of `simulate_method`."""
+
+    chain: Sequence[LayerCost]
+    devices: int
+    batches: int | None
+    batch_size: int | None
+    machine: Machine
+    data_bytes: float
+
+    def placed(self, method: Method, linear: Sequence[bool] | None) -> MethodRun | None:
+        """Tasks one by one, if the method does that."""
+        chosen = method.resolve(min(self.devices, method.most_stages(len(self.chain))), self.batch_size)
+        parts = chosen.per_batch
+        channel = self.machine.channel if isinstance(self.machine.channel, Channel) else FREE
+        found = chosen.placed(_shares(self.chain, parts), self.devices, channel, linear)
+        if found is None:
+            return None
+        plan, costed = found
+        count = self.batches or _enough(False, plan.plan.busy_devices, parts)
+        return self._run(chosen, costed, count, self.machine, plan=plan)
+
+    def best_cut(self, method: Method) -> MethodRun:
+        """With as many stages as there are devices; with fewer where messages would take longer than they save."""
+        most, channel = min(self.devices, len(self.chain)), self.machine.channel
+        counts = [most]
+        if isinstance(channel, Channel) and channel != FREE:
+            # Beside such a latency the work would vanish in rounding.
+            hopeless = channel.latency > 1e9 * float(total_work(self.chain))
+            counts = [1] if hopeless else _stage_counts(most)
+        runs = []
+        for stages in counts:
+            chosen = method.resolve(stages, self.batch_size)
+            cuts = {tuple(cut) for cut in self._cuts(chosen, stages)}
+            runs += [self.staged(chosen, cut) for cut in sorted(cuts)]
+        best = min(run.time_per_batch for run in runs)
+        fast = [run for run in runs if run.time_per_batch <= _AS_FAST * best]
+        return min((run for run in fast if run.stages == fast[0].stages), key=lambda run: run.time_per_batch)
+
+    def staged(self, method: Method, starts: Sequence[int]) -> MethodRun:
+        """Whole layers, cut here."""
+        stages, machine, costed = len(starts), self.machine, self._costed(method, starts)
+        count = self.batches or _enough(costed.schedule.flushes, stages, method.per_update) * method.accumulate
+        if machine.speeds is not None:
+            machine = replace(machine, speeds=tuple(machine.speeds[:stages]))
+        return self._run(method, costed, count, machine, starts=tuple(starts))
+
+    def _costed(self, method: Method, starts: Sequence[int]) -> Costed:
+        parts = method.per_batch
+        workload = method.workload(_shares(self.chain, parts), starts, self.data_bytes / parts)
+        return Costed(method.schedule(len(starts)), workload)
+
+    def _run(
+        self,
+        method: Method,
+        costed: Costed,
+        batches: int,
+        machine: Machine,
+        *,
+        starts: tuple[int, ...] = (),
+        plan: PlannedTasks | None = None,
+    ) -> MethodRun:
+        _check_size(len(costed.schedule.entries), batches * method.per_batch)
+        simulation = costed.simulate(batches, method.per_batch, method.accumulate, machine)
+        return MethodRun(method, tuple(self.chain), self.devices, costed, simulation, starts, plan)
+
+    def _cuts(self, method: Method, stages: int) -> Iterator[list[int]]:
+        """Cuts among which the best one is: those of the method if messages take no time."""
+        found = method.cuts(self.chain, stages)
+        yield from found
+        channel = self.machine.channel
+        if not isinstance(channel, Channel) or channel.bandwidth == math.inf:
+            return
+        last = [float(layer.work) for layer in self.chain]
+        inner = [w + (float(c.F) if method.recomputes else 0.0) for c, w in zip(self.chain, last, strict=True)]
+        up, down = _sent_per_byte(self._costed(method, found[0]))
+        times = [float(layer.activation_bytes) / channel.bandwidth for layer in self.chain[:-1]]
+        if channel.overlapped:
+            # Up and down have a wire each, beside the work.
+            beside = [0.0, *(max(up, down) * time for time in times)]
+            yield contiguous_split(inner, stages, last=last, borders=beside, overlapped=True)
+        # Where a stage waits for messages, be it only because few batches are under way, they add to its work.
+        yield contiguous_split(inner, stages, last=last, borders=[0.0, *((up + down) * time for time in times)])
+
+
+def _sent_per_byte(costed: Costed) -> tuple[float, float]:
+    """Bytes that go up and come down over borders, for each byte of the outputs there."""
+    up = down = outputs = 0.0
+    for entry in costed.schedule.entries:
+        for route in entry.outgoing:
+            _, sender, receiver = route
+            size = costed.workload.bytes(route)
+            up += size if receiver > sender else 0.0
+            down += size if receiver < sender else 0.0
+            outputs += size if entry.kind.cost == "forward" else 0.0
+    return (up / outputs, down / outputs) if outputs else (1.0, 1.0)
 
 
 def _stage_counts(most: int) -> list[int]:
     """Numbers of stages worth a trial, the largest first: all up to 8, then three in every doubling."""
     steps = {round(2 ** (step / 3)) for step in range(9, 3 * most.bit_length())}
     return sorted({*range(1, min(most, 8) + 1), *(step for step in steps if step < most), most}, reverse=True)
-
-
-def _staged(
-    method: Method,
-    chain: Sequence[LayerCost],
-    starts: Sequence[int],
-    devices: int,
-    batches: int | None,
-    machine: Machine,
-) -> MethodRun:
-    stages, parts = len(starts), method.microbatches
-    assert parts != "auto", "the method is resolved"
-    schedule = method.schedule(stages)
-    count = batches or _enough(schedule.flushes, stages, parts * method.accumulate) * method.accumulate
-    _check_size(3 * stages, count * parts)
-    simulation = simulate_schedule(
-        schedule,
-        [_work(chain, starts, stage, method) for stage in range(stages)],
-        batches=count,
-        microbatches=parts,
-        per_update=method.accumulate,
-        machine=_first_devices(machine, stages),
-    )
-    return MethodRun(method, tuple(chain), devices, simulation, starts=tuple(starts))
-
-
-def _placed(
-    method: LayerPipe,
-    chain: Sequence[LayerCost],
-    devices: int,
-    batches: int | None,
-    machine: Machine,
-    linear: Sequence[bool] | None,
-) -> MethodRun:
-    parts = method.microbatches
-    assert parts != "auto", "the method is resolved"
-    channel = machine.channel if isinstance(machine.channel, Channel) else FREE
-    shares = [_share(layer, parts) for layer in chain]
-    plan = plan_layerpipe(shares, devices, method.mode, channel=channel, linear=linear)
-    count = (batches or _enough(False, plan.busy_processors, parts)) * parts
-    _check_size(len(plan.tasks), count)
-    simulation = simulate_layerpipe(plan, count, machine, exact=False)
-    return MethodRun(method, tuple(chain), devices, simulation, plan=plan)
 
 
 def _check_size(actions: int, times: int) -> None:
@@ -219,33 +294,6 @@ def _enough(flushes: bool, stages: int, parts: int) -> int:
     return 6 if flushes else max(8, -(-(10 * stages + 16) // parts))
 
 
-def _cuts(chain: Sequence[LayerCost], stages: int, method: Method, machine: Machine) -> Iterator[list[int]]:
-    """Cuts among which the best one is: by work alone if messages take no time."""
-    last = [float(layer.work) for layer in chain]
-    inner = [total + (float(layer.F) if method.recomputes else 0.0) for layer, total in zip(chain, last, strict=True)]
-    channel = machine.channel
-    if not isinstance(channel, Channel) or channel.bandwidth == math.inf:
-        yield contiguous_split(inner, stages, last=last)
-        return
-    back = _bytes_back(method, stages)
-    times = [float(layer.activation_bytes) / channel.bandwidth for layer in chain[:-1]]
-    if channel.overlapped:
-        # Up and down have a wire each, beside the work.
-        beside = [0.0, *(max(1, back) * time for time in times)]
-        yield contiguous_split(inner, stages, last=last, borders=beside, overlapped=True)
-    # Where a stage waits for messages, be it only because few batches are under way, they add to its work.
-    yield contiguous_split(inner, stages, last=last, borders=[0.0, *((1 + back) * time for time in times)])
-
-
-def _bytes_back(method: Method, stages: int) -> int:
-    """Bytes that come back over a border for each that went up: of gradients, and of outputs to be reversed."""
-    # What costs nothing, such as handing down the loss, weighs nothing.
-    working = [entry for entry in method.schedule(stages).entries if entry.kind.cost != "none"]
-    if not any(receiver < sender for entry in working for _, sender, receiver in entry.outgoing):
-        return 0
-    return 2 if method.rules().activation.inverts else 1
-
-
 def _positions(chain: Sequence[LayerCost], split: Sequence[str]) -> list[int]:
     names = [layer.name for layer in chain]
     starts = [0]
@@ -258,18 +306,8 @@ def _positions(chain: Sequence[LayerCost], split: Sequence[str]) -> list[int]:
     return starts
 
 
-def _work(chain: Sequence[LayerCost], starts: Sequence[int], stage: int, method: Method) -> StageWork:
-    """Times and bytes of one stage for one micro-batch."""
-    end = starts[stage + 1] if stage + 1 < len(starts) else len(chain)
-    layers = [_share(layer, int(method.microbatches)) for layer in chain[starts[stage] : end]]
-    forward, down, weight = (sum(float(getattr(layer, kind)) for layer in layers) for kind in ("F", "D", "G"))
-    is_last = stage == len(starts) - 1
-    again = forward if method.recomputes and not is_last else 0.0
-    times = {Kind.F: forward, Kind.B: down + weight + again, Kind.I: down + again, Kind.W: weight, Kind.U: 0.0}
-    # Costs are of layers: what a method adds to them is not known here, and a unit would have no meaning beside them.
-    times |= {e.kind: 0.0 for e in method.schedule(len(starts)).entries if e.kind.cost in ("auxiliary", "none")}
-    output = float(layers[-1].activation_bytes)
-    return StageWork(times, output_bytes=output, returned_bytes=output * _bytes_back(method, len(starts)))
+def _shares(layers: Sequence[LayerCost], parts: int) -> list[LayerCost]:
+    return [_share(layer, parts) for layer in layers]
 
 
 def _share(layer: LayerCost, parts: int) -> LayerCost:
@@ -288,7 +326,3 @@ def _share(layer: LayerCost, parts: int) -> LayerCost:
         part(layer.hadamard),
         None if layer.kept_bytes is None else part(layer.kept_bytes),
     )
-
-
-def _first_devices(machine: Machine, stages: int) -> Machine:
-    return machine if machine.speeds is None else replace(machine, speeds=tuple(machine.speeds[:stages]))

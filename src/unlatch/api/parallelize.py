@@ -30,7 +30,7 @@ from ..runtime.stage import StageOptions
 from ..runtime.transport import Link
 from ..runtime.updating import Optimizer
 from ..runtime.world import World, current_world
-from ..schedule import OUTSIDE, Schedule, buffers, check_schedule
+from ..schedule import OUTSIDE, Schedule, steady_buffers
 from .batching import Compensation
 from .reversal import check_reversal
 from .run import Run
@@ -125,12 +125,13 @@ def parallelize(
         precision=precision,
         seed=seed,
     )
+    held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
     blueprint = Blueprint(
         model=model,
         blocks=blocks,
         plan=plan,
         options=options,
-        ranks=[rank for rank, held in enumerate(place(stages, world.size, plan.stage_costs)) for _ in held],
+        ranks=[rank for rank, held in enumerate(held_by_rank) for _ in held],
         world=world,
         microbatches=chosen.microbatches if chosen.microbatches != "auto" else 1,
         accumulate=chosen.accumulate,
@@ -255,10 +256,8 @@ def _connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
 
 def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:
     """Refuse a schedule that cannot be executed; otherwise tell how many messages each box must hold."""
-    # Long enough that the pipeline is full and every update and every second batch of a kind has been seen.
-    batches = max(2 * accumulate, -(-2 * (schedule.depth + 1) // parts), 2)
     room: dict[tuple[str, int], int] = {}
-    for (name, _, receiver), count in buffers(check_schedule(schedule, [parts] * batches, accumulate)).room.items():
+    for (name, _, receiver), count in steady_buffers(schedule, parts, accumulate).room.items():
         # The end of the data is announced by one more.
         room[name, receiver] = count + 1
     return room

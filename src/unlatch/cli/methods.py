@@ -14,7 +14,7 @@ import typer
 from ..api.advice import advise_method
 from ..methods import Method, get
 from ..report.table import Table
-from ..schedule import buffers, gantt, streams, timetable
+from ..schedule import Periodic, buffers, gantt, slot_table, streams, timetable
 from ..schedule.stability import Advice, stability_limit
 from .catalogue import Option, catalogue, facts, options
 from .console import emit_json, flags_of
@@ -22,6 +22,8 @@ from .console import emit_json, flags_of
 __all__ = ["command"]
 
 _COUNTS = (1, 2, 4, 8)
+#: Micro-batches in a drawing.
+_DRAWN = 4
 
 
 def command(
@@ -129,17 +131,25 @@ def _option_text(option: Option) -> str:
 
 
 def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
-    schedule, count = method.schedule(stages), method.per_batch
-    if method.gradient == "local":
-        yield "all stages work at the same time: none waits for another's forward or backward"
-        return
+    shown, count = method.example(stages), method.per_batch
+    schedule = shown.schedule
     if schedule.flushes:
         yield f"one batch in {_micros(count)} (F forward, B backward, I and W its halves; = goes on, . idle)"
         yield gantt(streams(schedule, [count]))
         return
-    yield f"the first {ticks} ticks (fw forward, bw backward, re recomputation and backward, fb forward and backward)"
-    # The published timetables have one update per tick; micro-batches only if they were asked for.
-    yield timetable(schedule, ticks, recompute=method.recomputes, group=asked or 1)
+    assert isinstance(schedule, Periodic), "all others go on for ever"
+    if shown.devices is not None:
+        yield f"the first {ticks} slots of {stages} equal layers (0F2: station 0 does the forward of micro-batch 2)"
+        yield f"stations 0 to {stages - 1} are the layers at home, further ones their tasks elsewhere"
+        yield slot_table(schedule, ticks, shown.devices)
+    else:
+        meaning = "fw forward, bw backward, re recomputation and backward, fb forward and backward"
+        yield f"the first {ticks} ticks ({meaning}; letters: work beside the stage)"
+        # The published timetables have one update per tick; micro-batches only if they were asked for.
+        yield timetable(schedule, ticks, recompute=method.recomputes, group=asked or 1)
+    yield ""
+    yield "the same without a common clock, in units of work (= goes on, . idle)"
+    yield gantt(streams(schedule, [1] * _DRAWN, devices=shown.devices), shown.workload.units(schedule.entries))
 
 
 def _stages(method: Method, stages: int) -> Iterator[str]:
@@ -198,7 +208,7 @@ def _limits(advice: Advice, per_update: int, momentum: float) -> Table:
 
 def _in_flight(method: Method, stages: int) -> tuple[int, ...]:
     enough = [method.per_batch] * (2 * stages + 2)
-    return buffers(streams(method.schedule(stages), enough, method.accumulate)).in_flight
+    return buffers(streams(method.example(stages).schedule, enough, method.accumulate)).in_flight[:stages]
 
 
 def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: Advice | None) -> dict[str, Any]:

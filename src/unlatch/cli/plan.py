@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..methods import get, names
 from ..methods.planner import Placement, Planner, PlanRequest
 from ..schedule.channel import FREE, Channel
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 from .console import emit_json, people
 from .planning import (
     ArraySide,

@@ -15,12 +15,10 @@ from ..nn.chain import chain
 from ..plan import profile
 from ..plan.layer_costs import LARGEST, SMALLEST, LayerCost, read_layer_costs
 from ..plan.layer_groups import group_blocks, group_costs, grouped_profile, linear_of
-from ..plan.mac import mac_costs
 from ..plan.model_costs import model_costs
-from ..plan.networks import network_shapes
-from ..plan.systolic import systolic_costs
+from ..plan.networks import mac_costs, network_shapes, systolic_costs
 from ..schedule.channel import Channel
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 from .prepare import build_model, loaders, model_options
 from .settings import read_settings
 

@@ -15,14 +15,13 @@ from torch import nn
 from .. import data, models
 from ..api import Run, parallelize
 from ..api.advice import advise_method
-from ..api.given_plan import follow_tasks, read_plan
 from ..config import Config
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..methods import Method, get
 from ..nn.chain import chain
 from ..nn.tree import Tree
-from ..plan import Plan
+from ..plan import Plan, read_plan
 from ..schedule.stability import Advice
 
 __all__ = ["PreparedRun", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
@@ -125,12 +124,12 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
 
 
 def _given(config: Config, model: nn.Module, method: Method) -> Plan:
-    given = read_plan(str(config.run.plan), config.method.name)
-    if not given.tasks:
-        raise ConfigError(f"run.plan: {given.source} places no tasks: give it with --plan")
-    if given.stages != config.run.stages:
-        raise ConfigError(f"run.plan: {given.source} uses {given.stages} devices, but run.stages is not as many")
-    return follow_tasks(given, chain(model), method, config.run.precision)
+    plan = read_plan(str(config.run.plan), config.method.name)
+    if plan.busy_devices != config.run.stages:
+        raise ConfigError(
+            f"run.plan: {plan.source} uses {plan.busy_devices} devices, but run.stages is {config.run.stages}"
+        )
+    return method.fit_plan(plan, chain(model), config.run.precision)
 
 
 def _advice(config: Config, method: Method) -> Advice | None:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..api.given_plan import GivenPlan, read_plan
 from ..config import Config, from_mapping, load
-from ..errors import ConfigError
+from ..errors import ConfigError, PlanError
 from ..methods import get
 from ..methods.options import owner
+from ..plan import Plan, read_plan
 
 __all__ = ["options_by_hand", "read_settings", "with_method", "with_run"]
 
@@ -70,27 +70,39 @@ def _without_name(overrides: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def _with_plan(
-    given: GivenPlan, path: str | Path | None, overrides: Sequence[str], data_dir: str | None, run: dict[str, Any]
+    plan: Plan, path: str | Path | None, overrides: Sequence[str], data_dir: str | None, run: dict[str, Any]
 ) -> tuple[Config, list[str]]:
-    stages, processes = run.pop("stages", None), run.pop("processes", None)
-    if stages not in (None, given.stages):
+    given_stages, processes = run.pop("stages", None), run.pop("processes", None)
+    stages = _trainable(plan).busy_devices
+    if given_stages not in (None, stages):
         raise ConfigError(
-            f"--stages {stages} contradicts the plan {given.source}, which uses {given.stages}: leave it out"
+            f"--stages {given_stages} contradicts the plan {plan.source}, which uses {stages}: leave it out"
         )
     config, _ = read_settings(path, overrides, data_dir=data_dir, **run)
-    asked = config.run.processes if "processes" in config.run.model_fields_set else given.stages
+    asked = config.run.processes if "processes" in config.run.model_fields_set else stages
     by_hand = options_by_hand(overrides)
-    config, notes = with_method(config, given.method, by_hand)
+    config, notes = with_method(config, plan.method, by_hand)
     values = config.model_dump(exclude_none=True)
-    values["method"] |= {key: value for key, value in given.options.items() if key not in by_hand}
+    values["method"] |= {key: value for key, value in plan.options.items() if key not in by_hand}
     values["run"] |= {
-        "stages": given.stages,
-        "processes": min(asked, given.stages) if processes is None else processes,
-        "split": "auto" if given.split is None else given.split,
+        "stages": stages,
+        "processes": min(asked, stages) if processes is None else processes,
+        "split": "auto" if plan.split is None else plan.split,
     }
-    if given.tasks:
-        values["run"]["plan"] = str(Path(given.source).absolute())
-    return from_mapping(values, f"settings with the plan {given.source}"), notes
+    if plan.tasks:
+        values["run"]["plan"] = str(Path(plan.source).absolute())
+    return from_mapping(values, f"settings with the plan {plan.source}"), notes
+
+
+def _trainable(plan: Plan) -> Plan:
+    """The plan unless it is for analysis only, or for a method or options that there are not."""
+    if plan.analysis:
+        raise PlanError(f"the plan file {plan.source} is for analysis only: {plan.analysis}")
+    try:
+        get(plan.method, **plan.options)
+    except (ConfigError, TypeError) as error:
+        raise PlanError(f"the plan file {plan.source}: {error}") from None
+    return plan
 
 
 def with_method(config: Config, name: str, by_hand: Collection[str] = ()) -> tuple[Config, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -95,7 +95,7 @@ def command(
 
 def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path | None) -> None:
     title = f"{run.method.name}, {run.devices} devices (simulated)"
-    source: Any = run.simulation.timeline
+    source = run.simulation
     if picture is not None:
         save_timeline(picture, source, title=title)
     if html is not None:

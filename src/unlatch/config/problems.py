@@ -46,9 +46,12 @@ def hint(name: str, known: Iterable[str], prefix: str = "") -> str:
     return "; known: " + ", ".join(sorted(by_lower.values())) if by_lower else ""
 
 
-def explain(error: ValidationError, config: type[BaseModel]) -> list[str]:
-    """One line per problem, each naming the setting by its dotted path."""
-    sections = _keys(config)
+def explain(error: ValidationError, config: type[BaseModel] | None = None) -> list[str]:
+    """One line per problem, each naming the setting by its dotted path.
+
+    **Arguments:** `config`: what has sections with settings; without it the words are those of a JSON file.
+    """
+    sections = _keys(config) if config is not None else None
     lines = [_explain_one(problem, sections) for problem in error.errors(include_url=False)]
     return list(dict.fromkeys(lines))
 
@@ -58,22 +61,26 @@ def _keys(config: type[BaseModel]) -> dict[str, set[str]]:
     return {name: set(section.model_fields) for name, section in annotations.items()}
 
 
-def _explain_one(problem: Mapping[str, Any], sections: Mapping[str, set[str]]) -> str:
+def _explain_one(problem: Mapping[str, Any], sections: Mapping[str, set[str]] | None) -> str:
     # Only sections, keys and list positions: pydantic also puts its own names for members of a union here.
     path = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("function-", "tuple[")))
     kind = problem["type"]
-    if kind == "extra_forbidden":
+    if kind == "extra_forbidden" and sections is not None:
         return _unknown(path, problem["loc"], sections)
     if kind == "missing":
-        return f"{path}: missing, and there is no default" if "." in path else f"the section [{path}] is missing"
+        return (
+            f"{path}: missing, and there is no default"
+            if "." in path or sections is None
+            else f"the section [{path}] is missing"
+        )
     if kind == "value_error":
         text = str(problem["ctx"]["error"])
         return text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
-    if kind in ("model_type", "model_attributes_type") and "." not in path:
+    if kind in ("model_type", "model_attributes_type") and sections is not None and "." not in path:
         owner = next((section for section, keys in sections.items() if path in keys), None)
         meant = f"; did you mean '{owner}.{path}'?" if owner is not None else ""
         return f"{path}: expected {_EXPECTED[kind]}, got {_show(problem['input'])}{meant}"
-    expected = _EXPECTED.get(kind)
+    expected = "an object" if kind == "model_type" and sections is None else _EXPECTED.get(kind)
     wanted = f"expected {expected.format(**problem.get('ctx', {}))}" if expected else problem["msg"].lower()
     return f"{path}: {wanted}, got {_show(problem['input'])}"
 

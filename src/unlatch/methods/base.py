@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..errors import ConfigError, PlanError
@@ -18,6 +18,9 @@ from ..lookup import call, did_you_mean
 from ..nn.chain import Block
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
+from ..plan.layer_costs import LayerCost, as_chain
+from ..plan.layerpipe import PlannedTasks
+from ..plan.partition import contiguous_split
 from ..rules.activations import Activation
 from ..rules.bundle import Rules
 from ..rules.gradients import FromAbove, Gradient, Shrunk
@@ -27,8 +30,11 @@ from ..rules.weights import BackwardWeights, Current, ForwardWeights, Newest, Pr
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import Stage
 from ..runtime.station import ChainStation, Station
-from ..schedule import Schedule
+from ..schedule import Schedule, Workload
+from ..schedule.channel import FREE, Channel
+from ..schedule.simulation import Costed
 from ..schedule.stability import auto_microbatches, version_gaps
+from .costs import chain_workload, stage_costs
 from .options import Whole, check_options
 from .planner import Planner
 
@@ -42,6 +48,7 @@ BASELINE = "bp"
 
 #: Predictors that the recursion has written out.
 PREDICTIONS = ("none", "difference", "linear", "geometric", "constant-gradient")
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -132,14 +139,58 @@ class Method(ABC):
         """A cut by names where stages cost more than their blocks; `"auto"` where they do not."""
         return "auto"
 
+    def fit_plan(self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16"] = "fp32") -> Plan:
+        """A plan that was made without the model at hand, such as one from a file, for the model."""
+        if plan.split is None:
+            raise PlanError(f"{plan.source} places tasks, but {self.name} trains stages: plan for {self.name}")
+        return make_plan(blocks, len(plan.starts), split=plan.split)
+
     def check_plan(self, plan: Plan, stages: int) -> None:
-        """Raise `PlanError` unless a plan is for as many stages as are asked for."""
+        """Raise `PlanError` unless a plan can be followed and is for as many stages as are asked for."""
+        plan.check()
+        if plan.split is None:
+            raise PlanError(f"the plan places tasks, but {self.name} trains stages: leave plan out")
         if len(plan.starts) != stages:
             raise PlanError(f"the plan has {len(plan.starts)} stages, but stages={stages} was asked for")
 
     def tune(self, stages: Sequence[Sequence[Block]], sample: Any, loss_fn: Any) -> tuple[dict[str, Any], str]:
         """Options that are decided by measuring the stages, and a sentence that says why; none for most methods."""
         return {}, ""
+
+    # --------------------------------------------------------- what it costs, in virtual time
+
+    def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
+        """Times and bytes of `schedule(len(starts))`.
+
+        **Arguments:**
+
+        - `layers`: their costs for one micro-batch.
+        - `starts`: first layer of each stage.
+        - `data_bytes`: of the data of one micro-batch.
+        """
+        return chain_workload(stage_costs(layers, starts), self.rules().activation)
+
+    def cuts(self, layers: Sequence[LayerCost], stages: int) -> list[list[int]]:
+        """First layers of the stages in cuts that are worth a trial where messages take no time."""
+        last = [float(layer.work) for layer in layers]
+        again = [float(layer.F) if self.recomputes else 0.0 for layer in layers]
+        return [contiguous_split([a + b for a, b in zip(last, again, strict=True)], stages, last=last)]
+
+    def most_stages(self, layers: int) -> int:
+        """Devices that so many layers can keep busy."""
+        return layers
+
+    def placed(
+        self, layers: Sequence[LayerCost], devices: int, channel: Channel, linear: Sequence[bool] | None
+    ) -> tuple[PlannedTasks, Costed] | None:
+        """Where each task goes, and the schedule that follows, if it places tasks one by one instead of cutting."""
+        return None
+
+    def example(self, stages: int) -> Costed:
+        """Its schedule for as many equal layers on as many devices."""
+        layers = as_chain([LayerCost(str(layer), 1, 1, 1) for layer in range(stages)])
+        found = self.placed(layers, stages, FREE, None)
+        return found[1] if found else Costed(self.schedule(stages), self.workload(layers, range(stages)))
 
     # ---------------------------------------------------- what it says about itself
 
@@ -173,8 +224,7 @@ class Method(ABC):
         rules, count, modules = self.rules(), blueprint.stages, blueprint.modules()
         crossed = self.crossed(count)
         return {
-            i: ChainStation(
-                i,
+            i: self.station(
                 Stage(
                     i,
                     count,
@@ -183,11 +233,15 @@ class Method(ABC):
                     blueprint.options,
                     delay=crossed[i],
                     hands_down_input=i > 0 and rules.activation.at(i - 1, count, modules[i - 1]).inverts,
-                ),
+                )
             )
             for i in range(count)
             if blueprint.is_here(i)
         }
+
+    def station(self, stage: Stage) -> Station:
+        """What drives one stage of a chain."""
+        return ChainStation(stage.index, stage)
 
     def crossed(self, stages: int) -> list[int]:
         """Per stage, the most updates between the forward and the use of its weights in a gradient."""
@@ -211,6 +265,16 @@ class Method(ABC):
     # ----------------------------------------------------- what it says about itself
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Options that differ from the defaults, as far as a settings file can say them.
+
+        >>> get("pipedream", microbatches=2).settings
+        {'microbatches': 2}
+        """
+        values = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+
+    @property
     def gradient(self) -> GradientKind:
         """Whose gradient a stage applies."""
         return "exact" if self.schedule(1).flushes else "late"
@@ -224,6 +288,11 @@ class Method(ABC):
     def inverts(self) -> bool:
         """Whether reversible stages compute their input back from their output."""
         return self.rules().activation.inverts
+
+    @property
+    def reconstruction_tolerance(self) -> float:
+        """Relative error of a reconstructed input above which a warning names the stage."""
+        return 0.5
 
     @property
     def keeps(self) -> str:

@@ -1,19 +1,18 @@
-"""PipeDream's plans from costs alone: where to cut, and how many workers each stage gets."""
+"""PipeDream's plans from costs alone: where to cut, and how many devices each stage gets."""
 
 from __future__ import annotations
 
 import math
 
 from ..errors import ConfigError
-from ..plan.pipedream_plan import PipeDreamPlan
-from ..plan.pipedream_planner import plan_pipedream, plan_straight
+from ..plan.pipedream import PlannedStages, plan_pipedream, plan_straight
 from .planner import Placement, Planner, PlanRequest, figures
 
 __all__ = ["PipeDreamPlanner"]
 
 
 class PipeDreamPlanner(Planner):
-    """`replicate` allows several workers per stage."""
+    """`replicate` allows several devices per stage."""
 
     flags = ("replicate",)
 
@@ -30,12 +29,9 @@ class PipeDreamPlanner(Planner):
         return Placement(staged.to_json(), _lines(staged))
 
 
-def _lines(plan: PipeDreamPlan) -> list[str]:
-    lines = [f"{'stage':>5}  {'layers':>9}  {'workers':>7}  versions"]
-    for index, (stage, versions) in enumerate(zip(plan.stages, plan.versions, strict=True)):
+def _lines(planned: PlannedStages) -> list[str]:
+    lines = [f"{'stage':>5}  {'layers':>9}  {'devices':>7}  versions"]
+    for index, (stage, versions) in enumerate(zip(planned.stages, planned.versions, strict=True)):
         span = f"{stage.first}-{stage.end - 1}"
         lines.append(f"{index:>5}  {span:>9}  {stage.replicas:>7}  {versions}")
-    lines += figures(plan.to_json())
-    if any(stage.replicas > 1 for stage in plan.stages):
-        lines.append("stages have several workers: `unlatch train --plan` runs each on one (leave --replicate out)")
-    return lines
+    return [*lines, *figures(planned.to_json())]

@@ -56,15 +56,19 @@ class Planner(ABC):
 
 
 def figures(answer: Mapping[str, Any]) -> list[str]:
-    """How good a plan is, in words."""
-    idle = answer["processors"] - answer["busy_processors"]
-    return [
+    """How good a plan is, in words, and whether training can follow it."""
+    idle = answer["devices"] - answer["busy_devices"]
+    lines = [
         f"initiation interval {number(answer['initiation_interval'])}, "
         f"utilisation {float(answer['utilisation']):.1%}, "
         f"{number(answer['communication_bytes'])} bytes between devices per batch",
-        *([f"{idle} of {answer['processors']} devices would gain nothing and stay idle"] if idle else []),
+        *([f"{idle} of {answer['devices']} devices would gain nothing and stay idle"] if idle else []),
         f"delays per layer: {', '.join(map(str, answer['delays']))}",
+        *([answer["note"]] if "note" in answer else []),
     ]
+    if "analysis" in answer:
+        lines.append(f"for analysis only, `unlatch train --plan` refuses it: {answer['analysis']}")
+    return lines
 
 
 def number(value: float) -> str:

@@ -16,7 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import coo_array
 
 from .layer_costs import LayerCost, as_chain
-from .layerpipe import LayerPipePlan, assemble
+from .layerpipe import PlannedTasks, assemble
 from .list_schedule import grain, lower_bound, place_items, plan_list
 from .tasks import Item, chain_items, check_mode
 
@@ -27,7 +27,7 @@ Vector = NDArray[np.float64]
 
 def plan_exact(
     costs: Sequence[LayerCost], processors: int, mode: str = "atomic", *, time_limit: float = 10.0
-) -> LayerPipePlan:
+) -> PlannedTasks:
     """The best placement of all tasks on any processors, or the best found when time is up.
 
     **Arguments:**

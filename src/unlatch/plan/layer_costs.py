@@ -17,14 +17,12 @@ from typing import Any, TypeAlias
 from ..errors import PlanError
 from ..lookup import did_you_mean
 from .json_file import read_json
-from .profile import BlockCost
 
 __all__ = [
     "LayerCost",
     "Number",
     "as_chain",
     "exact",
-    "from_profile",
     "layer_costs_from_json",
     "layer_costs_to_json",
     "plain",
@@ -127,26 +125,6 @@ def plain(value: Number) -> int | float:
     (5.5, 4)
     """
     return int(value) if math.isfinite(value) and value == int(value) else float(value)
-
-
-def from_profile(blocks: Sequence[BlockCost]) -> list[LayerCost]:
-    """Layer costs, in seconds, from what `profile` measured.
-
-    >>> from_profile([BlockCost("a", 0.1, 0.0, 0.2, 64, 128, 32)])[0].G
-    0.2
-    """
-    return [
-        LayerCost(
-            block.name,
-            block.forward,
-            block.input_grad,
-            block.weight_grad,
-            activation_bytes=block.output_bytes,
-            weight_bytes=block.weight_bytes,
-            kept_bytes=block.kept_bytes,
-        )
-        for block in blocks
-    ]
 
 
 def layer_costs_from_json(data: Any, source: str = "costs") -> list[LayerCost]:

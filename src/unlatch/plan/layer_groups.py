@@ -11,7 +11,7 @@ from ..nn.linear_map import LinearMap, linear_map
 from .layer_costs import LayerCost
 from .profile import BlockCost
 
-__all__ = ["group_blocks", "group_costs", "grouped_profile", "linear_of", "parameter_costs"]
+__all__ = ["Span", "group_blocks", "group_costs", "grouped_profile", "linear_of", "parameter_costs"]
 
 Span = tuple[int, int]
 

@@ -15,58 +15,77 @@ from typing import Any
 from ..errors import PlanError
 from ..schedule.channel import FREE, Channel
 from .chain_partition import split_row
+from .dataflow import Dataflow, Sizes, cut_bytes, direct_bytes, layer_kinds
 from .layer_costs import LayerCost, Number, as_chain, exact, plain
 from .linked_partition import linked_interval, split_linked
+from .plan import Plan
+from .plan_file import plan_to_json
 from .retiming import Delays, delays, retime
-from .tasks import Mode, Task, chain_items, check_mode
-from .traffic import cut_bytes, direct_bytes
+from .tasks import Mode, Task, by_task, chain_items, check_mode
 
-__all__ = ["LayerPipePlan", "assemble", "iteration_bound", "pipedream_interval", "plan_layerpipe", "task_size"]
+__all__ = ["PlannedTasks", "assemble", "iteration_bound", "pipedream_interval", "plan_layerpipe"]
+
+ANYWHERE = "tasks lie anywhere, and training follows only plans in a row: plan with --placement row"
+SHARED = "the input gradient of a layer that is no linear map cannot be shared: plan with --mode atomic"
 
 
 @dataclass(frozen=True)
-class LayerPipePlan:
-    """Which processor does what, when, and what follows from it.
+class PlannedTasks:
+    """A plan of tasks for layers with given costs, and what follows from it.
 
     Numbers are exact fractions if all costs are whole numbers or fractions, else floats.
     """
 
     #: The layers, as `as_chain` gives them.
     layers: tuple[LayerCost, ...]
-    processors: int
     mode: Mode
-    tasks: tuple[Task, ...]
+    plan: Plan
     #: Time per mini-batch in steady state.
     initiation_interval: Number
-    #: Time that each processor computes per mini-batch.
-    loads: tuple[Number, ...]
     delays: Delays
-    #: Bytes per mini-batch over each border of the row of processors; empty if tasks are not placed in a row.
+    #: Bytes per mini-batch over each border of the row of devices; empty if tasks are not placed in a row.
     cut_bytes: tuple[Number, ...]
     communication_bytes: Number
     channel: Channel = FREE
     #: Whether no other placement in this mode has a smaller interval; for plans in a row: no other row.
     proven: bool = True
+    #: Which layers are linear maps.
+    linear: tuple[bool, ...] = ()
+
+    @property
+    def dataflow(self) -> Dataflow:
+        """Who needs which tensor of whom."""
+        return Dataflow(self.tasks, len(self.layers), layer_kinds(self.tasks, self.linear))
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Those of the plan."""
+        return self.plan.tasks
+
+    @property
+    def loads(self) -> tuple[Number, ...]:
+        """Time that each device computes per mini-batch."""
+        return self.plan.loads
+
+    @property
+    def devices(self) -> int:
+        """How many there are, with work or without."""
+        return self.plan.devices
 
     @property
     def contiguous(self) -> bool:
-        """Whether every processor has a consecutive run of the row of tasks."""
-        return bool(self.cut_bytes) or self.processors == 1
-
-    @property
-    def busy_processors(self) -> int:
-        """How many have something to do."""
-        return len({task.processor for task in self.tasks})
+        """Whether every device has a consecutive run of the row of tasks."""
+        return bool(self.cut_bytes) or self.devices == 1
 
     @property
     def work(self) -> Number:
-        """Time of all tasks of one mini-batch on one processor."""
+        """Time of all tasks of one mini-batch on one device."""
         return sum(self.loads, start=0)
 
     @property
     def utilisation(self) -> Number:
-        """Share of the time that the processors compute, on average."""
-        return self.work / (self.processors * self.initiation_interval)
+        """Share of the time that the devices compute, on average."""
+        return self.work / (self.devices * self.initiation_interval)
 
     @property
     def depth(self) -> int:
@@ -74,7 +93,7 @@ class LayerPipePlan:
         return max(task.slot for task in self.tasks)
 
     def makespan(self, batches: int) -> Number:
-        """Time of a run in which all processors change slots together.
+        """Time of a run in which all devices change slots together.
 
         >>> plan_layerpipe([LayerCost("", 1, 1, 1)] * 4, 4).makespan(34)
         Fraction(110, 1)
@@ -90,25 +109,11 @@ class LayerPipePlan:
         return sum((old * weight + slots * size for old, weight, slots, size in kept), start=0)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer of `unlatch plan --method layerpipe --json`; layers and processors count from 0."""
-        return {
-            "method": "layerpipe",
-            "mode": self.mode,
-            "processors": self.processors,
-            "busy_processors": self.busy_processors,
+        """The plan, and figures about it."""
+        return plan_to_json(self.plan) | {
+            "devices": self.devices,
+            "busy_devices": self.plan.busy_devices,
             "initiation_interval": plain(self.initiation_interval),
-            "loads": [plain(load) for load in self.loads],
-            "tasks": [
-                {
-                    "task": task.kind,
-                    "layer": task.layer,
-                    "name": self.layers[task.layer].name,
-                    "processor": task.processor,
-                    "fraction": plain(task.fraction),
-                    "slot": task.slot,
-                }
-                for task in self.tasks
-            ],
             "delays": list(self.delays.gradient),
             "utilisation": plain(self.utilisation),
             "communication_bytes": plain(self.communication_bytes),
@@ -116,7 +121,7 @@ class LayerPipePlan:
             "weight_stash": list(self.delays.weight_stash),
             "activation_buffers": list(self.delays.activation),
             "stash_bytes": plain(self.stash_bytes),
-            "iteration_bound": plain(iteration_bound(self.layers, self.delays.gradient)),
+            "iteration_bound": plain(iteration_bound(self.layers, self.delays.gradient, self.tasks)),
             "contiguous": self.contiguous,
             "proven": self.proven,
         }
@@ -130,7 +135,7 @@ def plan_layerpipe(
     channel: Channel = FREE,
     most_parts: int | None = None,
     linear: Sequence[bool] | None = None,
-) -> LayerPipePlan:
+) -> PlannedTasks:
     """The best consecutive placement of all tasks.
 
     **Arguments:**
@@ -155,13 +160,13 @@ def plan_layerpipe(
         items = [item if linear[item.tasks[0][1]] else item._replace(divisible=False) for item in items]
     _, parts = split_row([i.size for i in items], [i.divisible for i in items], processors, most_parts)
     placed = [Task(kind, layer, p.processor, p.fraction) for p in parts for kind, layer in items[p.item].tasks]
-    plan = assemble(chain, processors, how, placed, channel=channel)
+    plan = assemble(chain, processors, how, placed, channel=channel, linear=linear)
     if channel == FREE:
         return plan
     homes = split_linked(chain, items, processors, channel, known=float(plan.initiation_interval))
     if homes is not None:
         placed = [Task(*task, at, Fraction(1)) for item, at in zip(items, homes, strict=True) for task in item.tasks]
-        plan = assemble(chain, processors, how, placed, channel=channel)
+        plan = assemble(chain, processors, how, placed, channel=channel, linear=linear)
     return replace(plan, proven=how != "divisible")
 
 
@@ -174,39 +179,51 @@ def assemble(
     channel: Channel = FREE,
     in_a_row: bool = True,
     proven: bool = True,
-) -> LayerPipePlan:
-    """All that follows from where the tasks are placed."""
+    linear: Sequence[bool] | None = None,
+) -> PlannedTasks:
+    """All that follows from where the tasks are placed.
+
+    **Arguments:** `linear`: which layers are linear maps, all by default; others run forward again where they must.
+    """
     number = exact if channel == FREE and all(map(_is_exact, chain)) else float
     tasks = retime(placed, len(chain))
+    maps = tuple(linear or [True] * len(chain))
+    flow, sizes = Dataflow(tasks, len(chain), layer_kinds(tasks, maps)), Sizes.of(chain)
     loads = [Fraction(0)] * processors
-    for task in tasks:
-        loads[task.processor] += task_size(chain, mode, task)
-    cuts = cut_bytes(tasks, chain, processors) if in_a_row else []
-    total = sum(cuts, Fraction(0)) if in_a_row else direct_bytes(tasks, chain)
+    for step in flow.steps:
+        loads[step.place.processor] += flow.time(step, chain)
+    cuts = cut_bytes(flow, sizes, processors) if in_a_row else []
+    total = sum(cuts, Fraction(0)) if in_a_row else direct_bytes(flow, sizes)
     interval = max(loads) if channel == FREE else exact(linked_interval(loads, cuts, channel))
-    return LayerPipePlan(
-        layers=tuple(chain),
-        processors=processors,
-        mode=mode,
-        tasks=tuple(tasks),
-        initiation_interval=number(interval),
+    plan = Plan(
+        blocks=tuple(layer.name for layer in chain),
+        starts=tuple(range(len(chain))),
         loads=tuple(number(load) for load in loads),
+        tasks=tuple(tasks),
+        method="layerpipe",
+        options={"mode": mode},
+        analysis=_unfit(tasks, maps, in_a_row or processors == 1),
+    )
+    return PlannedTasks(
+        layers=tuple(chain),
+        mode=mode,
+        plan=plan,
+        initiation_interval=number(interval),
         delays=delays(tasks, len(chain)),
         cut_bytes=tuple(number(size) for size in cuts),
         communication_bytes=number(total),
         channel=channel,
         proven=proven,
+        linear=maps,
     )
 
 
-def task_size(chain: Sequence[LayerCost], mode: Mode, task: Task) -> Fraction:
-    """Time that this share of a task takes."""
-    if task.kind == "H":
-        return exact(chain[task.layer + 1].hadamard)
-    size = exact(getattr(chain[task.layer], task.kind))
-    if task.kind == "D" and mode == "factor":
-        size -= exact(chain[task.layer].hadamard)
-    return size * task.fraction
+def _unfit(tasks: Sequence[Task], linear: Sequence[bool], in_a_row: bool) -> str:
+    """Why training cannot follow these tasks; empty if it can."""
+    if not in_a_row:
+        return ANYWHERE
+    shared = any(task.kind == "D" and task.fraction != 1 and not linear[task.layer] for task in tasks)
+    return SHARED if shared else ""
 
 
 def pipedream_interval(costs: Sequence[LayerCost], processors: int) -> Fraction:
@@ -219,18 +236,22 @@ def pipedream_interval(costs: Sequence[LayerCost], processors: int) -> Fraction:
     return split_row(sizes, [False] * len(sizes), processors)[0]
 
 
-def iteration_bound(chain: Sequence[LayerCost], gradient_delays: Sequence[int]) -> Fraction:
-    """The interval that no machine can beat at these delays: the work round a layer's weight loop over its delays.
+def iteration_bound(chain: Sequence[LayerCost], gradient_delays: Sequence[int], tasks: Sequence[Task] = ()) -> Fraction:
+    """The interval that no machine can beat at these delays: the time round a layer's weight loop over its delays.
+
+    **Arguments:** `tasks`: where a D is shared, its shares run side by side, so the largest counts; whole by default.
 
     >>> iteration_bound(as_chain([LayerCost("", 1, 1, 1)] * 4), (0, 0, 0, 0))
     Fraction(8, 1)
     """
+    shares = {key: max(share.fraction for share in parts) for key, parts in by_task(tasks).items()}
     best = Fraction(0)
     after = Fraction(0)
-    for layer, delay in zip(reversed(chain), reversed(gradient_delays), strict=True):
+    for number, delay in reversed(list(enumerate(gradient_delays))):
+        layer = chain[number]
         loop = after + exact(layer.F) + exact(layer.G)
         best = max(best, loop / (1 + delay))
-        after += exact(layer.F) + exact(layer.D)
+        after += exact(layer.F) + exact(layer.D) * shares.get(("D", number), 1)
     return best
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schedule.channel import Channel
+from .dataflow import Dataflow, Sizes, cut_bytes
 from .layer_costs import LayerCost
-from .tasks import Item
+from .tasks import Item, Task
 
 __all__ = ["cut_sizes", "linked_interval", "split_linked"]
 
@@ -32,21 +33,10 @@ def cut_sizes(chain: Sequence[LayerCost], items: Sequence[Item]) -> list[float]:
     >>> cut_sizes(layers, chain_items(layers, "atomic"))
     [0.0, 17.0, 20.0, 39.0, 39.0]
     """
-    sizes = []
-    last = len(chain) - 1
-    for item in items:
-        kind, layer = item.tasks[0]
-        below = float(chain[layer - 1].activation_bytes) if layer else 0.0
-        above, weight = float(chain[layer].activation_bytes), float(chain[layer].weight_bytes)
-        if kind == "D":
-            size = 2 * below
-        elif kind == "F":
-            size = below + above + weight if layer else 0.0
-        else:
-            # a_l goes up unless this is the top; delta_l goes down to D_l, at the top up from the loss.
-            size = below + above * ((layer < last) + (layer > 0 or layer == last)) + weight
-        sizes.append(size)
-    return sizes
+    # Where every item has a processor of its own, the borders of the row are all cuts that there are.
+    alone = [Task(kind, layer, at, Fraction(1)) for at, item in enumerate(items) for kind, layer in item.tasks]
+    found = cut_bytes(Dataflow(alone, len(chain)), Sizes.of(chain), len(items))
+    return [0.0, *map(float, found)]
 
 
 def split_linked(

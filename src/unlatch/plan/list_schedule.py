@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import PlanError
 from .layer_costs import LayerCost, as_chain
-from .layerpipe import LayerPipePlan, assemble
+from .layerpipe import PlannedTasks, assemble
 from .tasks import Item, Mode, Task, chain_items, check_mode
 
 __all__ = ["first_fit", "grain", "longest_first", "lower_bound", "place_items", "plan_list"]
@@ -27,7 +27,7 @@ Choice = NDArray[np.intp]
 _ROUNDS = 24
 
 
-def plan_list(costs: Sequence[LayerCost], processors: int, mode: str = "atomic") -> LayerPipePlan:
+def plan_list(costs: Sequence[LayerCost], processors: int, mode: str = "atomic") -> PlannedTasks:
     """The best placement that list scheduling finds.
 
     **Arguments:** as in `plan_layerpipe`.
@@ -92,7 +92,7 @@ def first_fit(sizes: Sequence[Fraction], processors: int) -> list[int]:
 
 def place_items(
     chain: Sequence[LayerCost], processors: int, mode: Mode, items: Sequence[Item], homes: dict[int, int]
-) -> LayerPipePlan:
+) -> PlannedTasks:
     """A plan from the processors of all items that are not divisible; the others are poured over the loads."""
     loads = [Fraction(0)] * processors
     for number, home in homes.items():

@@ -1,96 +1,175 @@
-"""Where a chain of blocks is cut, and what is known about the stages that result."""
+"""Where the work of a chain goes: a cut into stages, or tasks on devices, and what is known about the result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 from ..errors import PlanError
 from ..nn.chain import Block, cut, stage_starts
 from ..nn.chain_check import Tie, ties
+from .layer_costs import Number
+from .layer_groups import Span
 from .partition import contiguous_split, part_costs
 from .profile import BlockCost
+from .tasks import Task, by_task
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "count_parameters", "make_plan"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A cut of a chain into stages.
+    """A chain of blocks in parts, and which device does what.
+
+    Without `tasks` the parts are stages, one per device. With them the parts are layers, whose tasks F, D and G are
+    placed one by one.
 
     >>> plan = Plan(("a", "b", "c"), (0, 2), (0.2, 0.1), (10, 5), measured=True)
     >>> plan.stages, plan.period, round(plan.balance, 2)
     ((('a', 'b'), ('c',)), 0.2, 0.75)
-    >>> plan.split
-    ('c',)
-    >>> Plan.from_json(plan.to_json()) == plan
-    True
+    >>> plan.split, plan.devices
+    (('c',), 2)
+    >>> from fractions import Fraction
+    >>> one = Fraction(1)
+    >>> rows = (("F", 0, 0, 0), ("G", 0, 1, 1), ("D", 1, 1, 1), ("F", 1, 1, 1), ("G", 1, 1, 1))
+    >>> placed = Plan(("a", "b"), (0, 1), (1, 4), tasks=tuple(Task(kind, l, d, one, slot) for kind, l, d, slot in rows))
+    >>> placed.layer_devices, placed.delays, placed.split
+    ((0, 1), (1, 0), None)
     """
 
     #: Names of all blocks.
     blocks: tuple[str, ...]
-    #: Position of the first block of each stage.
+    #: Position of the first block of each stage or layer.
     starts: tuple[int, ...]
-    #: Cost of each stage for one micro-batch: seconds if measured, else a number in proportion to its parameters.
-    stage_costs: tuple[float, ...]
-    #: Number of parameters of each stage; a tied one counts once.
-    parameters: tuple[int, ...]
-    #: Whether `stage_costs` are measured seconds.
+    #: Time that each device computes for one micro-batch: seconds if measured, else in any unit.
+    loads: tuple[Number, ...]
+    #: Number of parameters of each stage or layer; a tied one counts once. Empty if not known.
+    parameters: tuple[int, ...] = ()
+    #: Whether `loads` are measured seconds.
     measured: bool = False
-    #: Bytes that cross each border forward, one fewer than stages; empty if not measured.
+    #: Bytes that cross each border forward, one fewer than stages; empty if not known.
     border_bytes: tuple[int, ...] = ()
+    #: Where tasks are placed one by one.
+    tasks: tuple[Task, ...] = ()
+    #: Devices of each stage, where a stage has several.
+    replicas: tuple[int, ...] = ()
+    #: The method that it was made for, and the options that go with it; empty if any will do.
+    method: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: Why training cannot follow it; empty if it can.
+    analysis: str = ""
     #: What the user should know about how this plan came about.
     note: str = ""
+    #: The file that it was read from.
+    source: str = field(default="", compare=False)
+
+    @property
+    def devices(self) -> int:
+        """How many there are, with work or without."""
+        return len(self.loads)
+
+    @property
+    def busy_devices(self) -> int:
+        """How many have something to do."""
+        if self.tasks:
+            return len({task.processor for task in self.tasks})
+        return sum(self.replicas) if self.replicas else len(self.starts)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """First block of each stage or layer, and the block after its last."""
+        return tuple(zip(self.starts, (*self.starts[1:], len(self.blocks)), strict=True))
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the blocks of each stage."""
-        ends = (*self.starts[1:], len(self.blocks))
-        return tuple(self.blocks[start:end] for start, end in zip(self.starts, ends, strict=True))
+        """Names of the blocks of each stage or layer."""
+        return tuple(self.blocks[start:end] for start, end in self.spans)
 
     @property
     def split(self) -> tuple[str, ...] | None:
-        """Names of the blocks that start the second and later stages: as `split=` they give this cut again."""
-        return tuple(self.blocks[start] for start in self.starts[1:])
+        """Names of the blocks that start the second and later stages; `None` where tasks are placed."""
+        return None if self.tasks else tuple(self.blocks[start] for start in self.starts[1:])
+
+    @property
+    def layer_devices(self) -> tuple[int, ...]:
+        """Where tasks are placed: the device of each layer's forward, which holds its weights."""
+        shares = by_task(self.tasks)
+        return tuple(shares["F", layer][0].processor for layer in range(len(self.starts))) if self.tasks else ()
+
+    @property
+    def delays(self) -> tuple[int, ...]:
+        """Where tasks are placed, per layer: micro-batches between the weights of a gradient and those it changes."""
+        shares = by_task(self.tasks)
+        layers = range(len(self.starts)) if self.tasks else ()
+        return tuple(shares["G", layer][0].slot - shares["F", layer][0].slot for layer in layers)
 
     @property
     def period(self) -> float | None:
-        """Predicted seconds per micro-batch when all stages work at the same time; `None` if not measured."""
-        return max(self.stage_costs) if self.measured else None
+        """Predicted seconds per micro-batch when all devices work at the same time; `None` if not measured."""
+        return float(max(self.loads)) if self.measured else None
 
     @property
     def balance(self) -> float:
-        """Mean cost of a stage over the largest: 1 if even, 1/stages if one stage does all the work."""
-        largest = max(self.stage_costs)
-        return sum(self.stage_costs) / len(self.stage_costs) / largest if largest > 0 else 1.0
+        """Mean load over the largest: 1 if even, 1/devices if one device does all the work."""
+        largest = max(self.loads)
+        return float(sum(self.loads) / len(self.loads) / largest) if largest > 0 else 1.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything as plain lists, numbers and texts, with what follows from it for readers."""
-        return asdict(self) | {"period": self.period, "balance": self.balance}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The inverse of `to_json`, also after a trip through text."""
-        values: dict[str, Any] = {
-            name: tuple(data[name]) if isinstance(data[name], list | tuple) else data[name]
-            for name in cls.__dataclass_fields__
-            if name in data
-        }
-        return cls(**values)
+    def check(self) -> Plan:
+        """Raise `PlanError` unless training can follow this plan; return it otherwise."""
+        named = f"the plan file {self.source}" if self.source else "this plan"
+        if self.analysis:
+            raise PlanError(f"{named} is for analysis only: {self.analysis}")
+        if not self.tasks:
+            return self
+        used = {task.processor for task in self.tasks}
+        idle = [device for device in range(self.devices) if device not in used]
+        if idle:
+            raise PlanError(
+                f"{len(self.starts)} layers give {self.devices} devices too little to do: {idle} would be idle. "
+                f"Ask for at most {self.devices - len(idle)} stages"
+            )
+        where = self.layer_devices
+        if where[0] != 0 or any(a > b for a, b in pairwise(where)):
+            raise PlanError(f"forwards must run on growing devices from 0 on, got {where}: use a plan in a row")
+        for (kind, layer), shares in by_task(self.tasks).items():
+            if sum(share.fraction for share in shares) != 1 or (kind in "FGH" and len(shares) > 1):
+                raise PlanError(f"the shares of {kind} of layer {layer} do not make one task: {shares}")
+        return self
 
     def __str__(self) -> str:
-        unit = "ms/micro-batch" if self.measured else "relative cost"
+        lines = self._task_lines() if self.tasks else self._stage_lines()
+        return "\n".join([*lines, f"balance {self.balance:.0%}" + (f"; {self.note}" if self.note else "")])
+
+    def _stage_lines(self) -> list[str]:
+        unit, scale = ("ms/micro-batch", 1e3) if self.measured else ("relative cost", 1 / float(sum(self.loads) or 1))
         rows = [("stage", "blocks", "parameters", unit)]
-        scale = 1e3 if self.measured else 1.0 / (sum(self.stage_costs) or 1.0)
-        for stage, (names, count, cost) in enumerate(zip(self.stages, self.parameters, self.stage_costs, strict=True)):
+        for stage, (names, load) in enumerate(zip(self.stages, self.loads, strict=True)):
             span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
-            rows.append((str(stage), span, f"{count:,}", f"{cost * scale:.3g}"))
+            rows.append((str(stage), span, self._parameters(stage), f"{load * scale:.3g}"))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         sides = list(zip("><>>", widths, strict=True))
-        lines = ["  ".join(f"{cell:{side}{n}}" for cell, (side, n) in zip(row, sides, strict=True)) for row in rows]
-        lines.append(f"balance {self.balance:.0%}" + (f"; {self.note}" if self.note else ""))
-        return "\n".join(lines)
+        return ["  ".join(f"{cell:{side}{n}}" for cell, (side, n) in zip(row, sides, strict=True)) for row in rows]
+
+    def _task_lines(self) -> list[str]:
+        unit, scale = ("ms", 1e3) if self.measured else ("relative", 1 / float(sum(self.loads) or 1))
+        lines = []
+        for device, load in enumerate(self.loads):
+            mine = [_shown(task) for task in self.tasks if task.processor == device]
+            lines.append(f"device {device}: {' '.join(mine)}  ({float(load) * scale:.3g} {unit})")
+        for layer, (names, delay) in enumerate(zip(self.stages, self.delays, strict=True)):
+            span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
+            lines.append(f"layer {layer}: {span}, {self._parameters(layer)} parameters, delay {delay}")
+        return lines
+
+    def _parameters(self, part: int) -> str:
+        return f"{self.parameters[part]:,}" if self.parameters else "?"
+
+
+def _shown(task: Task) -> str:
+    share = "" if task.fraction == 1 else f"*{float(task.fraction):.2g}"
+    return f"{task.kind}{task.layer}{share}@{task.slot}"
 
 
 def make_plan(
@@ -139,8 +218,8 @@ def make_plan(
     return Plan(
         blocks=tuple(block.name for block in blocks),
         starts=tuple(starts),
-        stage_costs=tuple(part_costs(inner, starts, last=last)),
-        parameters=tuple(_count_parameters(part) for part in cut(blocks, starts)),
+        loads=tuple(part_costs(inner, starts, last=last)),
+        parameters=tuple(count_parameters(part) for part in cut(blocks, starts)),
         measured=costs is not None,
         border_bytes=tuple(costs[start - 1].output_bytes for start in starts[1:]) if costs is not None else (),
         note="balanced by number of parameters, not by measured time: pass a sample to measure" if guessed else "",
@@ -153,7 +232,7 @@ def _block_costs(
     """Cost of each block in an ordinary stage and in the last one."""
     if costs is None:
         # A block without parameters is not free; and a chain of such blocks should be cut evenly.
-        counts = [1.0 + _count_parameters([block]) for block in blocks]
+        counts = [1.0 + count_parameters([block]) for block in blocks]
         return counts, counts
     last = [cost.forward + cost.input_grad + cost.weight_grad for cost in costs]
     inner = [total + (cost.forward if recompute else 0.0) for total, cost in zip(last, costs, strict=True)]
@@ -180,6 +259,7 @@ def _describe(blocks: Sequence[Block], tied: Sequence[Tie]) -> str:
     return f"blocks '{blocks[widest.first].name}' and '{blocks[widest.second].name}' share {widest.what}"
 
 
-def _count_parameters(part: Sequence[Block]) -> int:
+def count_parameters(part: Sequence[Block]) -> int:
+    """Parameters of a run of blocks; a tied one counts once."""
     unique = {id(parameter): parameter.numel() for block in part for parameter in block.module.parameters()}
     return sum(unique.values())

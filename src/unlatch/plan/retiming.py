@@ -7,12 +7,15 @@ old.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from .tasks import Task, TaskKind
+from .dataflow import Dataflow, Work
+from .tasks import Task, TaskKind, by_task
 
-__all__ = ["Delays", "by_task", "delays", "retime", "sources"]
+__all__ = ["Delays", "delays", "retime"]
+
+_TASKS: dict[Work, TaskKind] = {"forward": "F", "elementwise": "H", "input_gradient": "D", "weight_gradient": "G"}
 
 
 class Delays(NamedTuple):
@@ -26,29 +29,6 @@ class Delays(NamedTuple):
     activation: tuple[int, ...]
 
 
-def by_task(tasks: Iterable[Task]) -> dict[tuple[TaskKind, int], list[Task]]:
-    """All shares of each task."""
-    shares: dict[tuple[TaskKind, int], list[Task]] = {}
-    for task in tasks:
-        shares.setdefault((task.kind, task.layer), []).append(task)
-    return shares
-
-
-def sources(kind: TaskKind, layer: int, layers: int, has_factor: bool) -> tuple[TaskKind, int] | None:
-    """The task whose result a task must wait for; activations and weights come earlier in any case.
-
-    >>> sources("G", 2, 4, False), sources("D", 3, 4, False)
-    (('D', 3), ('F', 3))
-    """
-    if kind == "F":
-        return ("F", layer - 1) if layer else None
-    if layer == layers - 1:
-        return ("F", layer)
-    if kind != "H" and has_factor:
-        return ("H", layer)
-    return ("D", layer + 1)
-
-
 def retime(placed: Sequence[Task], layers: int) -> list[Task]:
     """Give every share the earliest slot in which all it needs has arrived; the order is kept.
 
@@ -59,22 +39,18 @@ def retime(placed: Sequence[Task], layers: int) -> list[Task]:
     >>> [task.slot for task in retime(placed, 2)]
     [0, 2, 1, 1, 1]
     """
-    shares = by_task(placed)
-    slots: dict[tuple[TaskKind, int], list[tuple[int, int]]] = {}
-    order: list[tuple[TaskKind, int]] = [("F", layer) for layer in range(layers)]
-    for layer in reversed(range(layers)):
-        order += [("H", layer), ("D", layer), ("G", layer)]
-    for key in order:
-        if key not in shares:
+    made: dict[str, tuple[int, int]] = {}
+    slots: dict[tuple[TaskKind, int, int], int] = {}
+    for step in Dataflow(placed, layers).steps:
+        if step.work not in _TASKS:
+            # Weights are there in any case: they leave home after the forward, and nobody waits for a gradient of them.
             continue
-        source = sources(*key, layers, ("H", key[1]) in shares)
-        before = slots[source] if source is not None else []
-        slots[key] = [
-            (share.processor, max((slot + (place != share.processor) for place, slot in before), default=0))
-            for share in shares[key]
-        ]
-    found = {(key, place): slot for key, places in slots.items() for place, slot in places}
-    return [task._replace(slot=found[(task.kind, task.layer), task.processor]) for task in placed]
+        at = step.place.processor
+        needed = [made[tensor] for tensor in step.uses if tensor in made]
+        slot = max((slot + (place != at) for place, slot in needed), default=0)
+        slots[_TASKS[step.work], step.layer, at] = slot
+        made.update(dict.fromkeys(step.makes, (at, slot)))
+    return [task._replace(slot=slots[task.kind, task.layer, task.processor]) for task in placed]
 
 
 def delays(tasks: Sequence[Task], layers: int) -> Delays:

@@ -8,19 +8,29 @@ the simplest of the best is taken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from ..errors import PlanError
+from .dataflow import Dataflow, layer_kinds
 from .layer_costs import LayerCost, as_chain, exact
-from .layerpipe import LayerPipePlan, assemble, plan_layerpipe
+from .layer_groups import Span
+from .layerpipe import PlannedTasks, assemble, plan_layerpipe
 from .partition import contiguous_split
-from .retiming import by_task, retime
-from .task_plan import TaskPlan, merge_whole_layers, shift_weight_gradients
-from .tasks import Mode, Task, check_mode
+from .plan import Plan
+from .retiming import retime
+from .tasks import Mode, Task, by_task, check_mode
 
-__all__ = ["executable", "place_layers", "place_tasks", "whole_layers"]
+__all__ = [
+    "charged_loads",
+    "executable",
+    "merge_whole_layers",
+    "place_layers",
+    "place_tasks",
+    "shift_weight_gradients",
+    "whole_layers",
+]
 
-Span = tuple[int, int]
 #: A placement with fewer messages wins if its interval is longer by no more than this.
 _TOLERANCE = Fraction(102, 100)
 
@@ -30,7 +40,7 @@ def place_tasks(
     processors: int,
     mode: str,
     linear: Sequence[bool],
-) -> tuple[LayerPipePlan, list[Fraction], str]:
+) -> tuple[PlannedTasks, list[Fraction], str]:
     """The placement to execute.
 
     **Arguments:** `linear`: which layers are linear maps.
@@ -57,7 +67,7 @@ def place_tasks(
 
 def _candidates(
     chain: Sequence[LayerCost], processors: int, mode: Mode, linear: Sequence[bool]
-) -> Iterator[LayerPipePlan]:
+) -> Iterator[PlannedTasks]:
     """Simplest first."""
     if processors <= len(chain):
         starts = contiguous_split([float(layer.work) for layer in chain], processors)
@@ -79,7 +89,7 @@ def whole_layers(starts: Sequence[int], layers: int) -> list[Task]:
     return tasks
 
 
-def _undivided(plan: LayerPipePlan, linear: Sequence[bool]) -> LayerPipePlan:
+def _undivided(plan: PlannedTasks, linear: Sequence[bool]) -> PlannedTasks:
     """Give the D of layers whose rows depend on each other to the processor that has most of it."""
     shares = by_task(plan.tasks)
     placed: list[Task] = []
@@ -88,24 +98,19 @@ def _undivided(plan: LayerPipePlan, linear: Sequence[bool]) -> LayerPipePlan:
             placed.append(task)
         elif task == max(shares["D", task.layer], key=lambda share: share.fraction):
             placed.append(task._replace(fraction=Fraction(1)))
-    return assemble(plan.layers, plan.processors, plan.mode, placed)
+    return assemble(plan.layers, plan.devices, plan.mode, placed)
 
 
-def charged_loads(plan: LayerPipePlan, linear: Sequence[bool]) -> list[Fraction]:
+def charged_loads(plan: PlannedTasks, linear: Sequence[bool]) -> list[Fraction]:
     """Loads, with the forwards that layers other than linear maps run again away from home."""
     loads = [exact(load) for load in plan.loads]
-    shares = by_task(plan.tasks)
-    for layer, cost in enumerate(plan.layers):
-        if not linear[layer]:
-            home = shares["F", layer][0].processor
-            gradients = [*shares["G", layer], *shares.get(("D", layer), [])]
-            for processor in {share.processor for share in gradients} - {home}:
-                loads[processor] += exact(cost.F)
+    for layer, processor in Dataflow(plan.tasks, len(plan.layers), layer_kinds(plan.tasks, linear)).repeated_forwards():
+        loads[processor] += exact(plan.layers[layer].F)
     return loads
 
 
 def executable(
-    plan: LayerPipePlan,
+    plan: PlannedTasks,
     names: Sequence[str],
     spans: Sequence[Span],
     parameters: Sequence[int],
@@ -114,43 +119,70 @@ def executable(
     g: int = 0,
     measured: bool = False,
     note: str = "",
-) -> TaskPlan:
+) -> Plan:
     """A placement as a plan for a model.
 
     **Arguments:**
 
     - `names`, `spans`: of the blocks, and which of them form each layer.
     - `parameters`: of each layer.
-    - `loads`: of the processors, if not the plan's own.
+    - `loads`: of the devices, if not the plan's own.
     - `g`: slots by which weight gradients come later.
     """
     if len(spans) != len(plan.layers):
         raise PlanError(f"the plan is for {len(plan.layers)} layers, the model has {len(spans)}")
     tasks, groups = merge_whole_layers(shift_weight_gradients(plan.tasks, g), len(plan.layers))
-    return TaskPlan(
+    return Plan(
         blocks=tuple(names),
         starts=tuple(spans[first][0] for first, _ in groups),
-        stage_costs=tuple(float(load) for load in (plan.loads if loads is None else loads)),
+        loads=tuple(float(load) for load in (plan.loads if loads is None else loads)),
         parameters=tuple(sum(parameters[first:end]) for first, end in groups),
         measured=measured,
         note=note,
         tasks=tuple(tasks),
-        processors=plan.processors,
-        mode=plan.mode,
+        method=plan.plan.method,
+        options=plan.plan.options,
+        analysis=plan.plan.analysis,
     ).check()
 
 
-def place_layers(
-    names: Sequence[str], starts: Sequence[int], parameters: Sequence[int], costs: Sequence[float], g: int = 0
-) -> TaskPlan:
-    """Whole layers, one per processor, where the user said where they begin."""
-    tasks = shift_weight_gradients(retime(whole_layers(range(len(starts)), len(starts)), len(starts)), g)
-    return TaskPlan(
-        blocks=tuple(names),
-        starts=tuple(starts),
-        stage_costs=tuple(costs),
-        parameters=tuple(parameters),
-        tasks=tuple(tasks),
-        processors=len(starts),
-        mode="whole",
-    ).check()
+def place_layers(given: Plan, mode: str, g: int = 0) -> Plan:
+    """A cut as a plan of tasks: whole layers, one per device, where the user said that they begin."""
+    layers = len(given.starts)
+    tasks = shift_weight_gradients(retime(whole_layers(range(layers), layers), layers), g)
+    return replace(given, tasks=tuple(tasks), border_bytes=(), options={"mode": mode}).check()
+
+
+def merge_whole_layers(tasks: Sequence[Task], layers: int) -> tuple[list[Task], list[Span]]:
+    """Make one layer of neighbours all of whose tasks are on one device: it treats them as one anyway.
+
+    **Returns:** the tasks of the merged layers, and which layers each of them consists of.
+
+    >>> one = Fraction(1)
+    >>> rows = [("F", 0, 0, 0), ("G", 0, 0, 2), ("D", 1, 0, 2), ("F", 1, 0, 0), ("G", 1, 0, 2), ("D", 2, 1, 1),
+    ...     ("F", 2, 1, 1), ("G", 2, 1, 1)]
+    >>> merged, spans = merge_whole_layers([Task(kind, l, p, one, slot) for kind, l, p, slot in rows], 3)
+    >>> spans, [(task.kind, task.layer, task.slot) for task in merged]
+    ([(0, 2), (2, 3)], [('F', 0, 0), ('G', 0, 2), ('D', 1, 1), ('F', 1, 1), ('G', 1, 1)])
+    """
+    places = [{task.processor for task in tasks if task.layer == layer} for layer in range(layers)]
+    whole = [len(place) == 1 for place in places]
+    spans: list[Span] = []
+    for layer in range(layers):
+        if layer and whole[layer] and whole[layer - 1] and places[layer] == places[layer - 1]:
+            spans[-1] = (spans[-1][0], layer + 1)
+        else:
+            spans.append((layer, layer + 1))
+    merged: list[Task] = []
+    for task in tasks:
+        number, (start, _) = next((n, s) for n, s in enumerate(spans) if s[0] <= task.layer < s[1])
+        # Inside of a whole layer there is nothing to hand over, and it applies its own elementwise factors.
+        inner = whole[task.layer] and (task.kind == "H" or task.layer > start)
+        if not inner:
+            merged.append(task._replace(layer=number))
+    return merged, spans
+
+
+def shift_weight_gradients(tasks: Sequence[Task], slots: int) -> list[Task]:
+    """Let every weight gradient come later by some slots; nobody waits for it."""
+    return [task._replace(slot=task.slot + slots) if task.kind == "G" else task for task in tasks]

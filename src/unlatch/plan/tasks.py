@@ -6,7 +6,7 @@ below, because it may be computed on the processor of either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from ..errors import PlanError
 from ..lookup import did_you_mean
 from .layer_costs import LayerCost, exact
 
-__all__ = ["MODES", "Item", "Mode", "Task", "TaskKind", "chain_items", "check_mode"]
+__all__ = ["MODES", "Item", "Mode", "Task", "TaskKind", "by_task", "chain_items", "check_mode"]
 
 Mode = Literal["divisible", "atomic", "factor"]
 MODES: tuple[Mode, ...] = ("divisible", "atomic", "factor")
@@ -38,6 +38,14 @@ class Item(NamedTuple):
     tasks: tuple[tuple[TaskKind, int], ...]
     size: Fraction
     divisible: bool
+
+
+def by_task(tasks: Iterable[Task]) -> dict[tuple[TaskKind, int], list[Task]]:
+    """All shares of each task."""
+    shares: dict[tuple[TaskKind, int], list[Task]] = {}
+    for task in tasks:
+        shares.setdefault((task.kind, task.layer), []).append(task)
+    return shares
 
 
 def check_mode(mode: str) -> Mode:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from ..runtime.events import Event
-from ..schedule.simulate import Timeline
 from ..schedule.simulation import Simulation, Span
+from ..schedule.simulator import Timeline
 
 __all__ = ["KIND_NAMES", "Source", "grouped", "kind_order", "label", "row_names", "spans_of"]
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..api.memory_model import device_bytes
 from ..api.method_run import simulate_method
 from ..errors import ConfigError
 from ..methods import Method
 from ..plan.layer_costs import LayerCost
-from ..schedule.simulator_stages import Machine
+from ..schedule.machine import Machine
 
 __all__ = ["SweepRow", "draw_sweep", "parse_counts", "sweep", "write_sweep"]
 
@@ -104,8 +103,8 @@ def sweep(
                     run.utilisation,
                     float(simulation.bubble),
                     max(run.gaps) / (run.microbatches * run.method.accumulate),
-                    max(device_bytes(run)),
-                    float(sum(simulation.sent_bytes)) * run.microbatches,
+                    max(run.device_bytes()),
+                    float(sum(simulation.link_bytes.values())) * run.microbatches,
                 )
             )
     return rows

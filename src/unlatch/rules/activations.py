@@ -112,13 +112,6 @@ class Activation(ABC):
         return self if index < count - 1 else Graph()
 
     @abstractmethod
-    def resident(self, waiting: float, entry: float, graph: float) -> float:
-        """Bytes that a stage needs for batches under way.
-
-        **Arguments:** `waiting`: how many; `entry`, `graph`: bytes of a stage's input and of a graph.
-        """
-
-    @abstractmethod
     def forward(self, stage: Computing, kept: Kept) -> Tree:
         """Take a micro-batch forward and keep what the backward needs. **Returns:** the output."""
 
@@ -207,9 +200,6 @@ class Graph(Activation):
     kept: ClassVar[str] = "graphs"
     keeps_graph: ClassVar[bool] = True
 
-    def resident(self, waiting: float, entry: float, graph: float) -> float:
-        return waiting * graph
-
     def forward(self, stage: Computing, kept: Kept) -> Tree:
         with stage.recording(kept):
             return with_graph(stage, kept)
@@ -222,9 +212,6 @@ class Input(Activation):
     name: ClassVar[str] = "input"
     kept: ClassVar[str] = "inputs, computed again"
     keeps_input: ClassVar[bool] = True
-
-    def resident(self, waiting: float, entry: float, graph: float) -> float:
-        return waiting * entry + graph
 
     def forward(self, stage: Computing, kept: Kept) -> Tree:
         with torch.no_grad(), stage.counting(self.statistics == "forward"):
@@ -268,9 +255,6 @@ class Reverse(Activation):
             return Graph()
         stores = index in self.store or (module is not None and not is_reversible(module))
         return Input(self.statistics) if stores else self
-
-    def resident(self, waiting: float, entry: float, graph: float) -> float:
-        return graph
 
     def forward(self, stage: Computing, kept: Kept) -> Tree:
         if stage.first:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from .entries import OUTSIDE, Action, Entry, Kind, Port, Schedule, chain_entry
 from .flushed import ZBH1, ZBH2, Flushed, GPipe, OneFOneB, Sequential
-from .occupancy import Buffers, buffers, staleness, versions
+from .occupancy import Buffers, buffers, staleness, steady_buffers, versions
 from .periodic import Periodic, forward_locked, one_f_one_b_async, rounds, split_rounds, ticked
-from .picture import TickEntry, gantt, lockstep, tick_entries, timetable
+from .picture import TickEntry, gantt, lockstep, slot_table, tick_entries, timetable
 from .runs import Streams, by_station, place, streams, unroll, update_ends
-from .simulate import UNIT, Costs, Link, Timeline, simulate
+from .simulator import Timeline, simulate
 from .validity import check, check_order, check_schedule, interleave
+from .workload import UNIT, Costs, Workload
 
 __all__ = [
     "OUTSIDE",
@@ -23,7 +24,6 @@ __all__ = [
     "Flushed",
     "GPipe",
     "Kind",
-    "Link",
     "OneFOneB",
     "Periodic",
     "Port",
@@ -32,6 +32,7 @@ __all__ = [
     "Streams",
     "TickEntry",
     "Timeline",
+    "Workload",
     "buffers",
     "by_station",
     "chain_entry",
@@ -46,8 +47,10 @@ __all__ = [
     "place",
     "rounds",
     "simulate",
+    "slot_table",
     "split_rounds",
     "staleness",
+    "steady_buffers",
     "streams",
     "tick_entries",
     "ticked",

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from ..errors import ScheduleError
 from .entries import Action, Entry, Kind, Schedule, chain_entry
-from .simulate import simulate
+from .simulator import simulate
 
 __all__ = ["ZBH1", "ZBH2", "Flushed", "GPipe", "OneFOneB", "Sequential"]
 

@@ -10,9 +10,9 @@ from itertools import accumulate
 
 from .entries import Action, Route, Schedule
 from .runs import Streams, by_station, resolved
-from .validity import interleave
+from .validity import check_schedule, interleave
 
-__all__ = ["Buffers", "buffers", "staleness", "versions"]
+__all__ = ["Buffers", "buffers", "staleness", "steady_buffers", "versions"]
 
 
 def versions(streams: Streams) -> dict[Action, int]:
@@ -90,6 +90,20 @@ def buffers(streams: Streams) -> Buffers:
     return Buffers(tuple(_in_flight(stream) for stream in stations), _room(stations))
 
 
+def steady_buffers(schedule: Schedule, microbatches: int = 1, accumulate: int = 1) -> Buffers:
+    """The buffers of a run that is long enough to show the most; a schedule that cannot be executed is refused.
+
+    **Arguments:** `microbatches`, `accumulate`: parts of a batch, and batches per update.
+
+    >>> from .periodic import ticked
+    >>> steady_buffers(ticked(3)).in_flight
+    (5, 3, 1)
+    """
+    # Long enough that the pipeline is full and every update and every second batch of a kind has been seen.
+    batches = max(2 * accumulate, -(-2 * (schedule.depth + 1) // microbatches), 2)
+    return buffers(check_schedule(schedule, [microbatches] * batches, accumulate))
+
+
 def _in_flight(stream: Sequence[Action]) -> int:
     closing: dict[int, int] = {}
     for position, action in enumerate(stream):
@@ -123,10 +137,7 @@ def _room(stations: Sequence[Sequence[Action]]) -> dict[Route, int]:
         assert action.entry is not None
         own = clocks[action.station]
         for route in action.entry.incoming:
-            known = under_way[route].pop(0)
-            for other, position in enumerate(known):
-                if position > own[other]:
-                    own[other] = position
+            own[:] = map(max, own, under_way[route].pop(0))
         own[action.station] += 1
         for route in action.entry.incoming:
             taken_at.setdefault(route, []).append(own[action.station])

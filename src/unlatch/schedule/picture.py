@@ -10,6 +10,7 @@ Papers count ticks, modules, batches and versions from 1, and so do these tables
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -17,10 +18,11 @@ from ..errors import ScheduleError
 from .entries import Action, Kind, Schedule
 from .occupancy import versions
 from .periodic import Periodic
-from .runs import Streams, streams
-from .simulate import UNIT, Costs, Timeline, simulate
+from .runs import Streams, moments, streams
+from .simulator import Timeline, simulate
+from .workload import Workload
 
-__all__ = ["Numbering", "TickEntry", "gantt", "lockstep", "tick_entries", "timetable"]
+__all__ = ["Numbering", "TickEntry", "gantt", "lockstep", "slot_table", "tick_entries", "timetable"]
 
 Numbering = Literal["paper", "real"]
 
@@ -28,8 +30,8 @@ Numbering = Literal["paper", "real"]
 class TickEntry(NamedTuple):
     """One thing in one cell of the timetable.
 
-    `what` is `fw` (forward), `bw` (backward on what the forward kept), `re` (recomputation and backward), or `fb`
-    (forward and backward of the same batch, at the last module).
+    `what` is `fw` (forward), `bw` (backward on what the forward kept), `re` (recomputation and backward), `fb` (forward
+    and backward of the same batch, at the last module), or the kind of any other entry that costs something.
 
     >>> str(TickEntry(5, 1, "re", 1, 5))
     're b1 W5'
@@ -57,11 +59,12 @@ def lockstep(schedule: Periodic, ticks: int, batches: int | None = None) -> list
     [['0F2', '0B0'], ['1F1', '1B1']]
     """
     fed = ticks if batches is None else batches
-    table: list[list[list[Action]]] = [[[] for _ in range(schedule.stages)] for _ in range(ticks)]
+    facts = moments([1] * fed)
+    table: list[list[list[Action]]] = [[[] for _ in range(schedule.stations)] for _ in range(ticks)]
     for number, micro in chain(schedule.feed(0, fed), schedule.drain(fed)):
         entry = schedule.entries[number]
         tick = micro + entry.offset + schedule.hop * entry.station
-        if tick < ticks and entry.per == "micro":
+        if tick < ticks and entry.per == "micro" and entry.due(facts[micro]):
             table[tick][entry.station].append(Action.of(entry, micro, micro))
     return table
 
@@ -102,21 +105,24 @@ def tick_entries(
     label = _paper_labels if versions == "paper" else _real_labels
     table = lockstep(schedule, ticks, batches)
     labels = label(schedule, table, group)
+    forwards = {action[1:]: action for row in table for cell in row for action in cell if action.kind.cost == "forward"}
     entries = []
     for tick, row in enumerate(table, start=1):
         for cell in row:
-            whats = [(action, _what(action, recompute)) for action in cell]
+            whats = [(action, _what(action, recompute)) for action in cell if action.kind.cost != "none"]
             if len(cell) == 2 and cell[0].batch == cell[1].batch:
                 whats = [(cell[0], "fb")]
             for action, what in whats:
-                source = action._replace(kind=Kind.F) if what == "bw" else action
+                source = forwards.get(action[1:], action) if what == "bw" else action
                 entries.append(TickEntry(tick, action.station + 1, what, action.batch + 1, labels[source]))
     return entries
 
 
 def _what(action: Action, recompute: bool) -> str:
-    if action.kind is Kind.F:
+    if action.kind.cost == "forward":
         return "fw"
+    if action.kind.cost == "auxiliary":
+        return str(action.kind)
     return "re" if recompute else "bw"
 
 
@@ -171,10 +177,33 @@ def timetable(
     return "\n".join([head, "|---" * (schedule.stages + 1) + "|", *rows])
 
 
-def gantt(streams: Streams, costs: Costs = UNIT) -> str:
-    """Draw a self-timed run with one row per worker and one column per unit of time.
+def slot_table(schedule: Periodic, slots: int, devices: Sequence[int]) -> str:
+    """Draw the first slots as a Markdown table with a column per device; `3I1` is what station 3 does with batch 1.
 
-    A longer action goes on as `=`, idle time is `.`, and what takes no time is left out. Costs must be whole numbers.
+    >>> from .periodic import ticked
+    >>> print(slot_table(ticked(2), 2, [0, 0]))
+    | slot | device 0 |
+    |---|---|
+    | 0 | 0F0 1F0 1B0 |
+    | 1 | 0F1 1F1 1B1 |
+    """
+    columns = range(1 + max(devices))
+    table: list[list[list[str]]] = [[[] for _ in columns] for _ in range(slots)]
+    facts = moments([1] * slots)
+    for number, micro in schedule.feed(0, slots):
+        entry = schedule.entries[number]
+        if entry.kind.cost != "none" and entry.per == "micro" and entry.due(facts[micro]):
+            table[micro + entry.offset][devices[entry.station]].append(f"{entry}{micro}")
+    lines = [["slot", *(f"device {device}" for device in columns)]]
+    lines += [[str(slot), *(" ".join(cell) or "-" for cell in row)] for slot, row in enumerate(table)]
+    head, *rows = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|---" * (len(columns) + 1) + "|", *rows])
+
+
+def gantt(streams: Streams, workload: Workload | None = None) -> str:
+    """Draw a self-timed run with one row per device and one column per unit of time.
+
+    A longer action goes on as `=`, idle time is `.`, and what takes no time is left out. Times must be whole numbers.
 
     >>> from .flushed import OneFOneB
     >>> from .runs import streams
@@ -182,23 +211,24 @@ def gantt(streams: Streams, costs: Costs = UNIT) -> str:
     stage 0 | F0 F1 .  .  B0 =  F2 B1 =  .  B2 =
     stage 1 | .  F0 B0 =  F1 B1 =  F2 B2 =  .  .
     """
-    timeline = simulate(streams, costs)
-    rows = [_row(timeline, number) for number in range(len(streams))]
+    timeline = simulate(streams, workload)
+    shared = any(len({action.station for action in stream}) > 1 for stream in streams)
+    rows = [_row(timeline, number, shared) for number in range(len(streams))]
     width = max((len(cell) for _, cells in rows for cell in cells), default=1)
     margin = max(len(name) for name, _ in rows)
     lines = (f"{name:<{margin}} | {' '.join(cell.ljust(width) for cell in cells)}".rstrip() for name, cells in rows)
     return "\n".join(lines)
 
 
-def _row(timeline: Timeline, number: int) -> tuple[str, list[str]]:
+def _row(timeline: Timeline, number: int, shared: bool) -> tuple[str, list[str]]:
+    """A device; it is called a stage where no device has several stations."""
     stream = timeline.streams[number]
-    stations = {action.station for action in stream}
     cells = ["."] * _whole(timeline.makespan)
     for action, start, end in zip(stream, timeline.starts[number], timeline.ends[number], strict=True):
         first, after = _whole(start), _whole(end)
         if after > first:
-            cells[first:after] = [_label(action, len(stations) > 1), *["="] * (after - first - 1)]
-    return (f"stage {stations.pop()}" if len(stations) == 1 else f"device {number}"), cells
+            cells[first:after] = [_label(action, shared), *["="] * (after - first - 1)]
+    return f"{'device' if shared else 'stage'} {number if shared else stream[0].station}", cells
 
 
 def _label(action: Action, with_station: bool) -> str:

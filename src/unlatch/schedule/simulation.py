@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
-from .entries import Action, Kind, Route, Schedule
-from .runs import Streams, resolved, streams
-from .simulate import Timeline
-from .simulator_engine import execute, no_collection
-from .simulator_stages import Machine, StageWork, jitter_factors, message_bytes, stage_graph
+from .entries import Cost, Schedule
+from .machine import Machine
+from .runs import Streams, streams
+from .simulator import Timeline, no_collection, simulate
+from .workload import Workload
 
-__all__ = ["Simulation", "Span", "simulate_schedule", "simulate_streams"]
+__all__ = ["Costed", "Simulation", "Span", "simulate_schedule"]
+
+_GRADIENTS: tuple[Cost, ...] = ("backward", "weight gradient")
 
 
 class Span(NamedTuple):
@@ -37,19 +39,19 @@ class Simulation:
     **Arguments:**
 
     - `timeline`: when each device did what.
-    - `stages`: how many stages (or layers) there are.
-    - `kept_bytes`: per stage, what a micro-batch keeps from its forward to the end of its backward.
-    - `sent_bytes`: per border (or link), bytes per micro-batch, both ways.
+    - `stages`: how many stages (or layers) there are. Stations count them first; further ones help them elsewhere.
+    - `kept_bytes`: per stage, what a micro-batch keeps from its forward to its last gradient.
+    - `devices`: for each station the number of its device.
     - `groups`: micro-batches of each update.
-    - `delays`: per stage, how many updates late gradients are, where updates are not actions of the timeline.
+    - `owners`: for each station the stage it works for; by default its own.
     """
 
     timeline: Timeline
     stages: int
     kept_bytes: tuple[float, ...]
-    sent_bytes: tuple[float, ...]
+    devices: tuple[int, ...]
     groups: tuple[int, ...]
-    delays: tuple[int, ...] | None = None
+    owners: Sequence[int] | None = None
 
     @property
     def makespan(self) -> float:
@@ -78,7 +80,11 @@ class Simulation:
         count = sum(self.groups[first + 1 : last + 1])
         before = list(accumulate(self.groups))
         # Where gradients are local, stages need not keep the same pace; the slowest counts.
-        return max((ends[before[last] - 1] - ends[before[first] - 1]) / count for ends in self._passes[1])
+        return max(
+            (ends[before[last] - 1] - ends[before[first] - 1]) / count
+            for ends in self._passes[1]
+            if len(ends) == sum(self.groups)
+        )
 
     @property
     def steady_utilisation(self) -> float:
@@ -98,39 +104,52 @@ class Simulation:
 
     @cached_property
     def staleness(self) -> tuple[float, ...]:
-        """Per stage, updates between forward and backward of a micro-batch, on average over the second half."""
-        if self.delays is not None:
-            return self.delays
-        behind: list[list[int]] = [[] for _ in range(self.stages)]
-        for stream in self.timeline.streams:
-            _behind(stream, behind)
-        return tuple(_mean(late[len(late) // 2 :]) for late in behind)
+        """Per stage, updates between forward and last gradient of a micro-batch, on average over the second half."""
+        return tuple(_mean(late[len(late) // 2 :]) for late in _behind(self.timeline.streams, self.stages))
+
+    @cached_property
+    def link_bytes(self) -> dict[tuple[int, int], float]:
+        """Bytes per micro-batch between each two devices that talk to each other, both ways."""
+        found: dict[tuple[int, int], float] = {}
+        for (_, sender, receiver), sent in sorted(self.timeline.sent.items()):
+            low, high = sorted((self.devices[sender], self.devices[receiver]))
+            found[low, high] = found.get((low, high), 0) + sent.bytes
+        return {link: found[link] / sum(self.groups) for link in sorted(found)}
 
     @property
     def bytes(self) -> float:
         """Bytes over all links in the whole run."""
-        return sum(self.sent_bytes) * sum(self.groups)
+        return sum(sent.bytes for sent in self.timeline.sent.values())
+
+    @property
+    def messages(self) -> int:
+        """Messages over all links in the whole run."""
+        return sum(sent.messages for sent in self.timeline.sent.values())
 
     @cached_property
     def _passes(self) -> tuple[list[list[float]], list[list[float]]]:
         """Per stage and micro-batch, the start of the forward and the end of the last gradient."""
         begun: list[list[float]] = [[] for _ in range(self.stages)]
         ended: list[list[float]] = [[] for _ in range(self.stages)]
+        stages = self.stages
         for stream, starts, ends in zip(self.timeline.streams, self.timeline.starts, self.timeline.ends, strict=True):
-            for (kind, stage, _), start, end in zip(stream, starts, ends, strict=True):
-                if kind is Kind.F:
-                    begun[stage].append(start)
-                elif kind is Kind.B or kind is Kind.W:
-                    ended[stage].append(end)
+            for (kind, station, _), start, end in zip(stream, starts, ends, strict=True):
+                if station < stages:
+                    cost = kind.cost
+                    if cost == "forward":
+                        begun[station].append(start)
+                    elif cost in _GRADIENTS:
+                        ended[station].append(end)
         return begun, ended
 
     def spans(self) -> Iterator[Span]:
         """Everything that took time, device by device."""
+        owners = self.owners or range(len(self.devices))
         rows = zip(self.timeline.streams, self.timeline.starts, self.timeline.ends, strict=True)
         for device, (stream, starts, ends) in enumerate(rows):
-            for (kind, stage, batch), start, end in zip(stream, starts, ends, strict=True):
+            for (kind, station, batch), start, end in zip(stream, starts, ends, strict=True):
                 if end > start:
-                    yield Span(device, stage, str(kind), batch, start, end)
+                    yield Span(device, owners[station], str(kind), batch, start, end)
 
     def summary(self) -> dict[str, Any]:
         """All figures as plain numbers."""
@@ -147,74 +166,80 @@ class Simulation:
             "in_flight": list(self.in_flight),
             "peak_bytes": [float(size) for size in self.peak_bytes],
             "staleness": [float(late) for late in self.staleness],
+            "messages": self.messages,
             "bytes": float(self.bytes),
-            "border_bytes": [float(size) for size in self.sent_bytes],
+            "link_bytes": [float(size) for size in self.link_bytes.values()],
         }
 
 
 def simulate_schedule(
     schedule: Schedule,
-    works: Sequence[StageWork] | StageWork,
+    workload: Workload | None = None,
     *,
     batches: int,
     microbatches: int = 1,
     per_update: int = 1,
     devices: Sequence[int] | None = None,
+    device_count: int | None = None,
+    owners: Sequence[int] | None = None,
     machine: Machine | None = None,
 ) -> Simulation:
     """Simulate a whole run of any schedule.
 
     **Arguments:**
 
-    - `works`: of each stage, for one micro-batch; or one for all.
+    - `workload`: times and bytes for one micro-batch; units by default.
     - `batches`, `microbatches`, `per_update`: batches, parts of each, and batches per update.
-    - `devices`: for each stage the number of its device; by default every stage has its own.
+    - `devices`: for each station the number of its device; by default every station has its own.
+    - `device_count`: how many there are, where the last ones have nothing to do.
+    - `owners`: for each station the stage it works for; by default its own.
     - `machine`: speeds, links, jitter.
 
     >>> from .periodic import one_f_one_b_async
-    >>> run = simulate_schedule(one_f_one_b_async(4), StageWork(), batches=40)
+    >>> run = simulate_schedule(one_f_one_b_async(4), batches=40)
     >>> run.makespan, run.interval, run.in_flight
     (129, 3.0, (4, 3, 2, 1))
     """
-    each = [works] * schedule.stages if isinstance(works, StageWork) else list(works)
-    parts = [microbatches] * batches
-    updates = [microbatches * min(per_update, batches - n) for n in range(0, batches, per_update)]
+    workload = workload or Workload()
+    homes = tuple(devices or range(schedule.stations))
     with no_collection():
-        followed = streams(schedule, parts, per_update, devices)
-    return simulate_streams(followed, each, updates, machine)
-
-
-def simulate_streams(
-    streams: Streams,
-    works: Sequence[StageWork],
-    groups: Sequence[int],
-    machine: Machine | None = None,
-) -> Simulation:
-    """Simulate what each device does.
-
-    **Arguments:** `groups`: micro-batches of each update.
-    """
-    machine = machine or Machine()
-    streams = resolved(streams)
-    with no_collection():
-        graph, numbers = stage_graph(streams, works, machine)
-        starts, ends = execute(graph, numbers, jitter_factors(machine, [len(stream) for stream in streams]))
+        followed = streams(schedule, [microbatches] * batches, per_update, homes)
+        followed += [[] for _ in range((device_count or 0) - len(followed))]
     return Simulation(
-        Timeline(streams, starts, ends),
-        stages=len(works),
-        kept_bytes=tuple(work.kept_bytes for work in works),
-        sent_bytes=_border_bytes(streams, works),
-        groups=tuple(groups),
+        simulate(followed, workload, machine),
+        stages=schedule.stages,
+        kept_bytes=workload.kept_bytes(schedule.stages),
+        devices=homes,
+        groups=tuple(microbatches * min(per_update, batches - n) for n in range(0, batches, per_update)),
+        owners=owners,
     )
 
 
-def _border_bytes(streams: Streams, works: Sequence[StageWork]) -> tuple[float, ...]:
-    """Bytes per micro-batch over each border between neighbouring stages, both ways."""
-    routes: set[Route] = {r for stream in streams for a in stream if a.entry for r in a.entry.outgoing}
-    sizes = [0.0] * (len(works) - 1)
-    for route in routes:
-        sizes[min(route[1], route[2])] += message_bytes(route, works)
-    return tuple(sizes)
+@dataclass(frozen=True)
+class Costed:
+    """A schedule with what it costs and where its stations are; arguments as in `simulate_schedule`."""
+
+    schedule: Schedule
+    workload: Workload
+    devices: Sequence[int] | None = None
+    device_count: int | None = None
+    owners: Sequence[int] | None = None
+
+    def simulate(
+        self, batches: int, microbatches: int = 1, per_update: int = 1, machine: Machine | None = None
+    ) -> Simulation:
+        """Run it in virtual time."""
+        return simulate_schedule(
+            self.schedule,
+            self.workload,
+            batches=batches,
+            microbatches=microbatches,
+            per_update=per_update,
+            devices=self.devices,
+            device_count=self.device_count,
+            owners=self.owners,
+            machine=machine,
+        )
 
 
 def _most_open(opened: Sequence[float], closed: Sequence[float]) -> int:
@@ -222,16 +247,21 @@ def _most_open(opened: Sequence[float], closed: Sequence[float]) -> int:
     return max((number + 1 - bisect_right(closed, start) for number, start in enumerate(opened)), default=0)
 
 
-def _behind(stream: Sequence[Action], behind: list[list[int]]) -> None:
-    version: dict[int, int] = {}
-    seen: dict[int, deque[int]] = {}
-    for kind, stage, _ in stream:
-        if kind is Kind.F:
-            seen.setdefault(stage, deque()).append(version.get(stage, 0))
-        elif kind is Kind.B or kind is Kind.I:
-            behind[stage].append(version.get(stage, 0) - seen[stage].popleft())
-        elif kind is Kind.U:
-            version[stage] = version.get(stage, 0) + 1
+def _behind(streams: Streams, stages: int) -> list[list[int]]:
+    """Per stage, the updates between the forward and the last gradient of each micro-batch."""
+    behind: list[list[int]] = [[] for _ in range(stages)]
+    version = [0] * stages
+    seen: list[deque[int]] = [deque() for _ in range(stages)]
+    for kind, station, _ in chain.from_iterable(streams):
+        if station < stages:
+            cost = kind.cost
+            if cost == "forward":
+                seen[station].append(version[station])
+            elif cost in _GRADIENTS:
+                behind[station].append(version[station] - seen[station].popleft())
+            elif cost == "update":
+                version[station] += 1
+    return behind
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -14,7 +14,8 @@ from ...nn.chain import Block
 from ...nn.chain_check import ties
 from ...nn.tree import Tree
 from ...plan import BlockCost
-from ...plan.auxnet_partition import auxnet_split
+from ...plan.auxnet_partition import auxnet_split, auxnet_starts, prediction_costs
+from ...plan.layer_costs import LayerCost
 from ...runtime.stage import Stage
 from ...runtime.station import Station
 from ..base import register
@@ -25,8 +26,12 @@ from .border import BorderMethod
 from .probe import GradientProbe
 from .sources import AuxNetSource, SharedAuxNetSource, Source
 from .station import BorderStation
+from .workload import Extras, auxnet_cost
 
 __all__ = ["AuxNet"]
+
+#: Beyond this product of layers, layers and stages the best cut takes too long to find.
+_MOST_CUTS = 2_000_000
 
 MULTIPLIERS = ("none", "replay", "synthesiser", "rebuild")
 
@@ -130,6 +135,28 @@ class AuxNet(BorderMethod):
     ) -> Literal["auto"] | Sequence[str]:
         # A stage pays for the network that predicts its input as well.
         return "auto" if ties(blocks) else auxnet_split(blocks, x, stages, self.depth, costs)
+
+    def cuts(self, layers: Sequence[LayerCost], stages: int) -> list[list[int]]:
+        found = super().cuts(layers, stages)
+        if len(layers) ** 2 * stages <= _MOST_CUTS:
+            work, shapes = [float(layer.work) for layer in layers], [layer.activation_bytes for layer in layers]
+            found.append(auxnet_starts(work, prediction_costs(work, shapes, self.depth), stages))
+        return found
+
+    def extras(self, layers: Sequence[LayerCost], starts: Sequence[int], stage: int) -> Extras:
+        found = super().extras(layers, starts, stage)
+        if stage == 0:
+            return found
+        net = auxnet_cost(layers, starts[stage], self.depth)
+        forward, backward, fits = float(net.F), float(net.backward), max(1, self.fits)
+        # Under replay the prediction is made again when it is corrected, at the newest weights.
+        passes = fits if self.multiplier == "replay" else fits - 1
+        return found._replace(
+            predict=forward,
+            correct=fits * backward + passes * forward,
+            distil=forward + backward,
+            shared_bytes=float(net.weight_bytes),
+        )
 
     def notes(self, measured: Sequence[Any]) -> list[str]:
         sizes = [(part.stage, part.capacity) for part in measured]

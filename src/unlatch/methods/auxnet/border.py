@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from ...errors import ConfigError
+from ...plan.layer_costs import LayerCost
 from ...rules.ramp import Ramp, as_ramp, check_ramp, value_at
 from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
-from ...schedule import Schedule
+from ...schedule import Schedule, Workload
+from ..costs import stage_costs
 from ..local import Local
 from ..local.networks import Networks
 from ..options import AtLeast, Whole
@@ -20,6 +22,7 @@ from .mismatch import BorderRule
 from .probe import GradientProbe
 from .report import MEASURES, border_metrics, border_summary
 from .schedule import Borders, border_schedule
+from .workload import Extras, border_workload
 
 __all__ = ["BorderMethod"]
 
@@ -137,6 +140,27 @@ class BorderMethod(Local):
                 mixes=(lambda m: self.share_at(m.update) > 0.0) if self.true_share != 0.0 else None,
             ),
         )
+
+    def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
+        rule, source = self.border_rule(), self.multiplier_source
+        # Costs do not tell shapes: borders are taken for pictures here.
+        sent = 1 / rule.downsample**2
+        # A multiplier goes along as a tensor of its own where the two cannot be added up.
+        told = source == "replay" or (self.stores and self.form == "lagrangian")
+        apart = told and (rule.normalise or rule.downsample > 1)
+        return border_workload(
+            stage_costs(layers, starts),
+            [self.extras(layers, starts, stage) for stage in range(len(starts))],
+            data_bytes=0.0 if self.data == "build" else data_bytes,
+            inputs=sent + (1.0 if apart else 0.0),
+            states=sent,
+            frozen=self.ablation == "frozen",
+            synthesiser=source == "synthesiser",
+        )
+
+    def extras(self, layers: Sequence[LayerCost], starts: Sequence[int], stage: int) -> Extras:
+        """What a stage does beside forward and backward: stored inputs cost nothing to predict and to correct."""
+        return Extras(repeats=self.stage_steps - 1)
 
     def stations(self, blueprint: Blueprint) -> Mapping[int, Station]:
         stages = {stage.index: stage for stage in self.local_stages(blueprint)}

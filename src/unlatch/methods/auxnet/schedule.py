@@ -93,7 +93,7 @@ def border_schedule(stages: int, borders: Borders) -> Periodic:
     >>> " ".join(str(entry) for entry in border_schedule(2, Borders()).entries)
     '0D 1D 1P 0F 1F 0S 0B 1B 0U 1U 1C 1V 1O 0O'
     """
-    return Periodic(stages, tuple(_Listing(stages, borders).entries()))
+    return Periodic(stages, tuple(_Listing(stages, borders).entries()), hop=0)
 
 
 class _Listing:

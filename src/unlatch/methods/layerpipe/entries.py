@@ -18,12 +18,12 @@ run has done would depend on where it ran.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from ...plan.dataflow import Dataflow, Place, Step, Work
 from ...schedule import OUTSIDE, Entry, Kind, Periodic, Port
-from .routes import LayerTasks, Place, Routes
 
 __all__ = ["Give", "Job", "TaskLayout"]
 
@@ -31,8 +31,6 @@ SHIP_WEIGHTS = "V"
 TELL = Kind("T")
 ELEMENTWISE = Kind("H", "input gradient")
 RECEIVE = Kind("R", "weight gradient")
-
-Work = Literal["tell", "forward", "ship", "elementwise", "input_gradient", "weight_gradient", "receive", "update"]
 
 
 class Give(NamedTuple):
@@ -46,21 +44,26 @@ class Give(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """An entry with what its operation must know: which work, and the tensors by name.
+    """An entry with what its operation must know.
 
     **Arguments:**
 
-    - `uses`: tensors that it needs, in order; some were taken by an earlier job of the station.
+    - `step`: which work, with the tensors that it uses, in order; some were taken by an earlier job of the station.
     - `taken`: those that come with its own messages.
-    - `share`: of the rows, for an input gradient; the receiver, for weights.
     """
 
     entry: Entry
-    work: Work
-    uses: tuple[str, ...] = ()
+    step: Step
     taken: tuple[str, ...] = ()
     gives: tuple[Give, ...] = ()
-    share: Place | None = None
+
+    @property
+    def work(self) -> Work:
+        return self.step.work
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        return self.step.uses
 
 
 @dataclass
@@ -69,38 +72,34 @@ class _Draft:
 
     kind: Kind
     station: int
-    device: int
-    slot: int
-    work: Work
-    uses: list[str] = field(default_factory=list)
-    makes: list[str] = field(default_factory=list)
-    share: Place | None = None
+    step: Step
     takes: list[tuple[str, int]] = field(default_factory=list)
     gives: list[Give] = field(default_factory=list)
+
+    @property
+    def device(self) -> int:
+        return self.step.place.processor
 
 
 class TaskLayout:
     """Stations, their jobs, and the schedule that they make.
 
-    **Arguments:** `routes`: which task needs what; `devices`: how many there are.
+    **Arguments:** `flow`: which task needs what; `devices`: how many there are.
     """
 
-    def __init__(self, routes: Routes, devices: int) -> None:
-        self.routes = routes
-        homes = [(layer, tasks.home) for layer, tasks in enumerate(routes.layers)]
-        away = {
-            (layer, place.processor)
-            for layer, tasks in enumerate(routes.layers)
-            for place in _places(tasks)
-            if place.processor != tasks.home
-        }
+    def __init__(self, flow: Dataflow, devices: int) -> None:
+        self.flow = flow
+        homes = [(layer, tasks.home) for layer, tasks in enumerate(flow.layers)]
+        away = {(step.layer, step.place.processor) for step in flow.steps} - set(homes)
         #: Layer and device of each station: the homes of all layers first.
         self.stations: list[tuple[int, int]] = [*homes, *sorted(away)]
-        self._number = {place: number for number, place in enumerate(self.stations)}
-        drafts = [*self._notes(), *(draft for device in range(devices) for draft in self._of_device(device))]
-        self._connect(drafts)
+        number = {place: number for number, place in enumerate(self.stations)}
+        steps = [step for step in flow.steps if step.work == "tell"]
+        steps += [step for device in range(devices) for step in self._of_device(device)]
+        drafts = [_Draft(self._kind(step), number[step.layer, step.place.processor], step) for step in steps]
+        _connect(drafts)
         self.jobs = [_finished(draft) for draft in drafts]
-        self.schedule = Periodic(len(homes), tuple(job.entry for job in self.jobs))
+        self.schedule = Periodic(len(homes), tuple(job.entry for job in self.jobs), hop=0)
 
     @property
     def devices(self) -> list[int]:
@@ -115,143 +114,82 @@ class TaskLayout:
         """How often a station uses a tensor."""
         return sum(job.uses.count(tensor) for job in self.jobs_of(station))
 
-    # ---------------------------------------------------------------- the order of work
-
-    def _notes(self) -> list[_Draft]:
-        """From the station where data enter to one on each other device."""
-        first: dict[int, int] = {}
-        for station, device in enumerate(self.devices):
-            first.setdefault(device, station)
-        (entrance, _), *others = first.items()
-        notes = [_Draft(TELL, station, device, 0, "tell", uses=["note"]) for device, station in others]
-        return [_Draft(TELL, 0, entrance, 0, "tell", makes=["note"]), *notes] if notes else []
-
-    def _of_device(self, device: int) -> list[_Draft]:
+    def _of_device(self, device: int) -> Iterator[Step]:
         """Forwards upwards; then what others wait for, downwards; then weight gradients, those of others first."""
-        routes, layers = self.routes, list(enumerate(self.routes.layers))
-        drafts: list[_Draft] = []
-        updates: list[_Draft] = []
-
-        def add(kind: Kind, layer: int, slot: int, work: Work, **more: object) -> _Draft:
-            drafts.append(_Draft(kind, self._number[layer, device], device, slot, work, **more))  # type: ignore[arg-type]
-            return drafts[-1]
-
-        for layer, tasks in layers:
+        here = [step for step in self.flow.steps if step.place.processor == device]
+        layers = self.flow.layers
+        late: list[Step] = []
+        for layer, tasks in enumerate(layers):
             if tasks.home != device:
                 continue
-            gradient = tasks.weight_gradient
-            update = _Draft(Kind.U, self._number[layer, device], device, gradient.slot, "update")
-            if gradient.processor != device:
-                add(RECEIVE, layer, gradient.slot + 1, "receive", uses=[f"wgrad/{layer}"])
-                update.slot += 1
-                drafts.append(update)
+            received = [step for step in here if step.layer == layer and step.work == "receive"]
+            yield from received
+            gradient = received[0].place if received else Place(device, tasks.weight_gradient.slot)
+            update = Step("update", layer, gradient)
+            if received:
+                yield update
             else:
-                updates.append(update)
-            forward = add(Kind.F, layer, tasks.forward.slot, "forward", uses=[f"input/{layer}"])
-            if layer < routes.last:
-                forward.makes.append(f"input/{layer + 1}")
-            if layer == 0:
-                forward.makes.append("input/0")
-            if layer == routes.last and tasks.elementwise is None and tasks.kind != "whole":
-                forward.makes.append(f"grad/{layer}/{device}")
-            for place in routes.couriers(layer):
-                kind = Kind(f"{SHIP_WEIGHTS}{place.processor}")
-                add(kind, layer, place.slot - 1, "ship", makes=[f"weights/{layer}"], share=place)
-        for layer, tasks in reversed(layers):
-            if tasks.elementwise is not None and tasks.elementwise.processor == device:
-                uses = [f"raw/{layer}/{source}" for source in routes.raw_sources(layer)]
-                uses += [f"input/{layer + 1}"] if tasks.factor else []
-                makes = [f"grad/{layer}/{device}"]
-                add(ELEMENTWISE, layer, tasks.elementwise.slot, "elementwise", uses=uses, makes=makes)
-            for share in tasks.input_gradient:
-                if share.processor == device:
-                    kind = Kind.B if tasks.fused else Kind.I
-                    name = "grad" if routes.layers[layer - 1].elementwise is None else "raw"
-                    add(
-                        kind,
-                        layer,
-                        share.slot,
-                        "input_gradient",
-                        uses=self._needs_of_input_gradient(layer, device),
-                        makes=[f"{name}/{layer - 1}/{device}"],
-                        share=share,
-                    )
-        here = [(layer, tasks) for layer, tasks in reversed(layers) if tasks.weight_gradient.processor == device]
-        for layer, tasks in sorted(here, key=lambda pair: pair[1].home == device):
-            if tasks.fused and tasks.input_gradient:
-                continue
-            home = tasks.home == device
-            kind = Kind.B if tasks.fused else Kind.W
-            uses = self._needs_of_weight_gradient(layer, device)
-            makes = [] if home else [f"wgrad/{layer}"]
-            add(kind, layer, tasks.weight_gradient.slot, "weight_gradient", uses=uses, makes=makes)
-        return drafts + updates
+                late.append(update)
+            yield from (step for step in here if step.layer == layer and step.work == "forward")
+            yield from (step for step in here if step.layer == layer and step.work == "ship")
+        # Steps are listed downwards from here on.
+        yield from (step for step in here if step.work in ("elementwise", "input_gradient"))
+        gradients = [step for step in here if step.work == "weight_gradient"]
+        yield from sorted(gradients, key=lambda step: layers[step.layer].home == device)
+        yield from late
 
-    def _needs_of_input_gradient(self, layer: int, device: int) -> list[str]:
-        tasks = self.routes.layers[layer]
-        uses = [f"grad/{layer}/{source}" for source in self.routes.gradient_sources(layer)]
-        uses += [f"weights/{layer}"] if tasks.home != device else []
-        uses += [f"input/{layer}"] if tasks.rebuilds(device) else []
-        return uses + ([f"input/{layer}"] if self.routes.derivative_at(layer) else [])
-
-    def _needs_of_weight_gradient(self, layer: int, device: int) -> list[str]:
-        tasks = self.routes.layers[layer]
-        shared = any(share.processor == device for share in tasks.input_gradient)
-        if tasks.kind == "whole":
-            return [] if tasks.input_gradient else self._gradients(layer)
-        if tasks.kind == "graph" and shared:
-            # Both gradients of a graph are computed at once: the second one only has to be handed on.
-            return []
-        uses = self._gradients(layer)
-        uses += [f"input/{layer}"] if tasks.kind == "linear" or tasks.rebuilds(device) else []
-        return uses + ([f"weights/{layer}"] if tasks.rebuilds(device) else [])
-
-    def _gradients(self, layer: int) -> list[str]:
-        return [f"grad/{layer}/{source}" for source in self.routes.gradient_sources(layer)]
-
-    # ------------------------------------------------------------------------ messages
-
-    def _connect(self, drafts: list[_Draft]) -> None:
-        """Say who takes and gives what."""
-        users: dict[str, list[_Draft]] = {}
-        for draft in sorted(drafts, key=lambda draft: draft.slot):
-            for tensor in dict.fromkeys(draft.uses):
-                users.setdefault(tensor, []).append(draft)
-        for draft in drafts:
-            if draft.work == "ship":
-                assert draft.share is not None
-                receiver = [u for u in users[draft.makes[0]] if u.device == draft.share.processor]
-                self._hand_over(draft, draft.makes[0], receiver)
-                continue
-            for tensor in draft.makes:
-                found = [u for u in users.get(tensor, []) if u is not draft]
-                for device in sorted({u.device for u in found}):
-                    self._hand_over(draft, tensor, [u for u in found if u.device == device])
-
-    def _hand_over(self, maker: _Draft, tensor: str, users: Sequence[_Draft]) -> None:
-        """From its maker to the stations of one device."""
-        giver, made = maker, True
-        for station in dict.fromkeys(user.station for user in users):
-            first = next(user for user in users if user.station == station)
-            if station == maker.station:
-                continue
-            first.takes.append((tensor, giver.station))
-            giver.gives.append(Give(tensor, station, first.device, made))
-            if giver is maker and first.device != maker.device:
-                giver, made = first, False
+    def _kind(self, step: Step) -> Kind:
+        if step.work in ("input_gradient", "weight_gradient") and self.flow.layers[step.layer].fused:
+            return Kind.B
+        if step.work == "ship":
+            return Kind(f"{SHIP_WEIGHTS}{step.receiver}")
+        return _KINDS[step.work]
 
 
-def _places(tasks: LayerTasks) -> list[Place]:
-    found = [*tasks.input_gradient, tasks.weight_gradient]
-    return found + ([tasks.elementwise] if tasks.elementwise is not None else [])
+_KINDS: dict[Work, Kind] = {
+    "tell": TELL,
+    "forward": Kind.F,
+    "elementwise": ELEMENTWISE,
+    "input_gradient": Kind.I,
+    "weight_gradient": Kind.W,
+    "receive": RECEIVE,
+    "update": Kind.U,
+}
+
+
+def _connect(drafts: Sequence[_Draft]) -> None:
+    """Say who takes and gives what."""
+    users: dict[str, list[_Draft]] = {}
+    for draft in sorted(drafts, key=lambda draft: draft.step.place.slot):
+        for tensor in dict.fromkeys(draft.step.uses):
+            users.setdefault(tensor, []).append(draft)
+    for draft in drafts:
+        receiver = draft.step.receiver
+        for tensor in draft.step.makes:
+            found = [u for u in users.get(tensor, []) if u is not draft and receiver in (None, u.device)]
+            for device in sorted({u.device for u in found}):
+                _hand_over(draft, tensor, [u for u in found if u.device == device])
+
+
+def _hand_over(maker: _Draft, tensor: str, users: Sequence[_Draft]) -> None:
+    """From its maker to the stations of one device."""
+    giver, made = maker, True
+    for station in dict.fromkeys(user.station for user in users):
+        first = next(user for user in users if user.station == station)
+        if station == maker.station:
+            continue
+        first.takes.append((tensor, giver.station))
+        giver.gives.append(Give(tensor, station, first.device, made))
+        if giver is maker and first.device != maker.device:
+            giver, made = first, False
 
 
 def _finished(draft: _Draft) -> Job:
     takes = tuple(Port(tensor, station) for tensor, station in draft.takes)
     taken = tuple(tensor for tensor, _ in draft.takes)
-    if draft.work == "forward" and "input/0" in draft.makes:
+    if draft.step.work == "forward" and "input/0" in draft.step.makes:
         takes, taken = (Port("data", OUTSIDE), *takes), ("input/0", *taken)
     gives = tuple(Port(give.tensor, give.station) for give in draft.gives)
     per: Literal["micro", "update"] = "update" if draft.kind is Kind.U else "micro"
-    entry = Entry(draft.kind, draft.station, draft.slot, takes, gives, per=per)
-    return Job(entry, draft.work, tuple(draft.uses), taken, tuple(draft.gives), draft.share)
+    entry = Entry(draft.kind, draft.station, draft.step.place.slot, takes, gives, per=per)
+    return Job(entry, draft.step, taken, tuple(draft.gives))

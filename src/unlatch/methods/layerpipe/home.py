@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ...nn.linear_map import LinearMap
 from ...nn.randomness import replayable
 from ...nn.tree import Tree, flatten, map_tensors, unflatten
+from ...plan.dataflow import LayerTasks
 from ...rules.bundle import Rules
 from ...runtime.micro import Micro
 from ...runtime.stage import Gradients, Kept, Stage, StageOptions
-from .routes import LayerTasks
 
 __all__ = ["GraphHome", "Home", "LinearHome", "WholeHome"]
 

@@ -11,9 +11,10 @@ from ...errors import ConfigError, PlanError
 from ...nn.chain import Block, StageChain
 from ...nn.tree import Tree
 from ...plan import Plan
+from ...plan.dataflow import Dataflow, layer_kinds
 from ...plan.layer_costs import LayerCost
 from ...plan.layer_groups import linear_of
-from ...plan.task_plan import TaskPlan
+from ...plan.layerpipe import PlannedTasks, plan_layerpipe
 from ...rules.activations import Graph
 from ...rules.bundle import Rules
 from ...rules.updates import StagePlace
@@ -21,17 +22,20 @@ from ...rules.weights import backward_weights
 from ...runtime.blueprint import Blueprint
 from ...runtime.station import Station
 from ...schedule import Schedule, split_rounds, ticked
+from ...schedule.channel import Channel
+from ...schedule.simulation import Costed
 from ..base import Delayed, Method, register
 from ..options import AtLeast
 from .away import GraphAway, LinearAway
 from .entries import TaskLayout
 from .home import GraphHome, Home, LinearHome, WholeHome
 from .planner import LayerPipePlanner
-from .planning import plan_layers
-from .routes import LayerKind, Routes
+from .planning import fit_tasks, plan_layers
 from .station import TaskStation
+from .workload import costed
 
 __all__ = ["LayerPipe"]
+
 
 @register
 @dataclass(frozen=True)
@@ -105,16 +109,33 @@ class LayerPipe(Delayed):
             return plan_layers(blocks, self, stages, split, sample, precision)
         return super().plan(blocks, stages, split, sample, precision)
 
+    def fit_plan(self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16"] = "fp32") -> Plan:
+        return fit_tasks(plan, blocks, self, precision) if plan.tasks else super().fit_plan(plan, blocks, precision)
+
     def check_plan(self, plan: Plan, stages: int) -> None:
         if not self.places_tasks:
             super().check_plan(plan, stages)
-        elif not isinstance(plan, TaskPlan):
+        elif not plan.check().tasks:
             raise PlanError(
-                f'layerpipe in mode "{self.mode}" needs a plan of tasks: leave plan out, or pass a TaskPlan'
+                f'layerpipe in mode "{self.mode}" needs a plan of tasks: leave plan out, or pass a plan with tasks'
             )
+        elif plan.devices != stages:
+            raise PlanError(f"the plan uses {plan.devices} devices, but stages={stages} was asked for")
+
+    def most_stages(self, layers: int) -> int:
+        # Three tasks of every layer, but no input gradient of the first one.
+        return 3 * layers - 1 if self.places_tasks else layers
+
+    def placed(
+        self, layers: Sequence[LayerCost], devices: int, channel: Channel, linear: Sequence[bool] | None
+    ) -> tuple[PlannedTasks, Costed] | None:
+        if not self.places_tasks:
+            return None
+        plan = plan_layerpipe(layers, devices, self.mode, channel=channel, linear=linear)
+        return plan, costed(plan)
 
     def follow(self, plan: Plan) -> Method:
-        return replace(self, delays=plan.delays) if isinstance(plan, TaskPlan) else self
+        return replace(self, delays=plan.delays)
 
     def program(self, blueprint: Blueprint) -> Schedule:
         return super().program(blueprint) if not self.places_tasks else _Building(self, blueprint).layout.schedule
@@ -130,29 +151,19 @@ class _Building:
     """Makes stations from a plan of tasks."""
 
     def __init__(self, method: LayerPipe, blueprint: Blueprint) -> None:
-        assert isinstance(blueprint.plan, TaskPlan), "check_plan has seen it"
         self.method, self.blueprint, self.plan = method, blueprint, blueprint.plan
         precision = blueprint.options.precision
         self.maps = [linear_of(blueprint.blocks, span, precision) for span in self.plan.spans]
-        kinds = [self._kind(layer) for layer in range(len(self.maps))]
-        factors = [
-            kind == "linear" and found is not None and found.function is not None
-            for kind, found in zip(kinds, self.maps, strict=True)
-        ]
-        self.routes = Routes(self.plan.tasks, kinds, factors)
-        self.layout = TaskLayout(self.routes, self.plan.processors)
-
-    def _kind(self, layer: int) -> LayerKind:
-        if self.maps[layer] is not None:
-            return "linear"
-        if len({task.processor for task in self.plan.tasks if task.layer == layer}) == 1:
-            return "whole"
-        if any(task.kind == "D" and task.fraction != 1 for task in self.plan.tasks if task.layer == layer):
-            raise PlanError(
-                f"the input gradient of layer {layer} ({self.plan.blocks[self.plan.starts[layer]]}) is shared by rows, "
-                "which only a linear map with an elementwise function allows: use mode='atomic'"
-            )
-        return "graph"
+        kinds = layer_kinds(self.plan.tasks, [found is not None for found in self.maps])
+        for task in self.plan.tasks:
+            if task.kind == "D" and task.fraction != 1 and self.maps[task.layer] is None:
+                raise PlanError(
+                    f"the input gradient of layer {task.layer} ({self.plan.blocks[self.plan.starts[task.layer]]}) is "
+                    "shared by rows, which only a linear map with an elementwise function allows: use mode='atomic'"
+                )
+        factors = [found is not None and found.function is not None for found in self.maps]
+        self.flow = Dataflow(self.plan.tasks, len(self.maps), kinds, factors)
+        self.layout = TaskLayout(self.flow, self.plan.devices)
 
     def stations(self) -> dict[int, Station]:
         """Those of this rank."""
@@ -176,23 +187,23 @@ class _Building:
 
     def _reach(self, layer: int) -> int:
         """Slots between the forward and the use of its weights in a gradient."""
-        tasks = self.routes.layers[layer]
+        tasks = self.flow.layers[layer]
         used = [share.slot for share in tasks.input_gradient if share.processor == tasks.home]
-        used += [courier.slot - 1 for courier in self.routes.couriers(layer)]
+        used += [courier.slot - 1 for courier in self.flow.couriers(layer)]
         if not used and tasks.kind != "linear":
             used = [tasks.weight_gradient.slot]
         return max(used, default=tasks.forward.slot) - tasks.forward.slot
 
     def _home(self, layer: int) -> Home:
-        blueprint, rules, tasks = self.blueprint, self.method.rules(), self.routes.layers[layer]
+        blueprint, rules, tasks = self.blueprint, self.method.rules(), self.flow.layers[layer]
         parts = blueprint.microbatches * self.method.accumulate
         settings: dict[str, Any] = {
             "layer": layer,
-            "last": layer == self.routes.last,
+            "last": layer == self.flow.last,
             "tasks": tasks,
-            "couriers": len(self.routes.couriers(layer)),
+            "couriers": len(self.flow.couriers(layer)),
             "delay": math.ceil(self._reach(layer) / parts),
-            "factor": rules.update.scale(StagePlace(tasks.home, self.plan.processors)),
+            "factor": rules.update.scale(StagePlace(tasks.home, self.plan.devices)),
         }
         place = (layer, len(self.maps), self._module(layer), rules, blueprint.options)
         if tasks.kind == "linear":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...errors import ConfigError
 from ...plan.exact import plan_exact
-from ...plan.layerpipe import LayerPipePlan, plan_layerpipe
+from ...plan.layerpipe import PlannedTasks, plan_layerpipe
 from ...plan.list_schedule import plan_list
 from ...plan.task_planning import place_tasks
 from ...schedule.channel import FREE
@@ -30,36 +32,29 @@ class LayerPipePlanner(Planner):
             )
 
     def plan(self, request: PlanRequest) -> Placement:
-        placed, note = _placed(request)
-        return Placement(placed.to_json() | {"note": note}, [*_lines(placed), *([note] if note else [])])
+        planned = _planned(request)
+        return Placement(planned.to_json(), _lines(planned))
 
 
-def _placed(request: PlanRequest) -> tuple[LayerPipePlan, str]:
-    """The plan, and what training does beyond it."""
+def _planned(request: PlanRequest) -> PlannedTasks:
     costs, devices, mode = request.costs, request.devices, request.flags.get("mode", "divisible")
     placement = request.flags.get("placement", "row")
     if placement == "list":
-        return plan_list(costs, devices, mode), ""
+        return plan_list(costs, devices, mode)
     if placement == "exact":
-        return plan_exact(costs, devices, mode), ""
+        return plan_exact(costs, devices, mode)
     if request.linear is None or request.channel != FREE:
-        return plan_layerpipe(costs, devices, mode, channel=request.channel, linear=request.linear), ""
-    plan, _, note = place_tasks(costs, devices, mode, request.linear)
-    return plan, note
+        return plan_layerpipe(costs, devices, mode, channel=request.channel, linear=request.linear)
+    planned, _, note = place_tasks(costs, devices, mode, request.linear)
+    return replace(planned, plan=replace(planned.plan, note=note))
 
 
-def _lines(plan: LayerPipePlan) -> list[str]:
-    answer = plan.to_json()
+def _lines(planned: PlannedTasks) -> list[str]:
     by_device: dict[int, list[str]] = {}
-    for task in answer["tasks"]:
-        share = "" if task["fraction"] == 1 else f" x {task['fraction']:.3g}"
-        by_device.setdefault(task["processor"], []).append(
-            f"{task['task']}({task['layer']}){share} slot {task['slot']}"
-        )
+    for kind, layer, device, fraction, slot in planned.tasks:
+        share = "" if fraction == 1 else f" x {float(fraction):.3g}"
+        by_device.setdefault(device, []).append(f"{kind}({layer}){share} slot {slot}")
     lines = [f"{'device':>6}  {'load':>10}  work"]
     for device, tasks in sorted(by_device.items()):
-        lines.append(f"{device:>6}  {number(answer['loads'][device]):>10}  {', '.join(tasks)}")
-    lines += figures(answer)
-    if not plan.contiguous:
-        lines.append("tasks lie anywhere: `unlatch train --plan` follows only plans in a row (--placement row)")
-    return lines
+        lines.append(f"{device:>6}  {number(float(planned.loads[device])):>10}  {', '.join(tasks)}")
+    return [*lines, *figures(planned.to_json())]

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...errors import StageFailed
 from ...nn.linear_map import LinearMap
 from ...nn.tree import Tree, flatten, map_tensors, tree_bytes
+from ...plan.dataflow import Place, rows
 from ...runtime.micro import Micro
 from ...runtime.stage import Gradients
 from ...runtime.station import Operation, Station
@@ -19,7 +20,6 @@ from ...schedule import Kind
 from .away import GraphAway, LinearAway
 from .entries import Job, TaskLayout
 from .home import Home, LinearHome
-from .routes import Place, rows
 
 __all__ = ["TaskStation"]
 
@@ -67,8 +67,8 @@ class TaskStation(Station):
         super().__init__(index, home)
         self.layer, self.device = layout.stations[index]
         self.home, self.away, self.linears = home, away, linears
-        self.routes = layout.routes
-        self.tasks = layout.routes.layers[self.layer]
+        self.flow = layout.flow
+        self.tasks = layout.flow.layers[self.layer]
         self._jobs = layout.jobs_of(index)
         self._uses = {name: layout.uses(name, index) for job in self._jobs for name in job.uses}
         self._works: dict[str, Callable[[Job, Micro], dict[str, Any]]] = {
@@ -152,7 +152,7 @@ class TaskStation(Station):
     def _rows_for(self, name: str, made: _Made, device: int) -> Gradients:
         """Rows of the gradient of a layer's output, for those who need only some of them."""
         kind, layer, _ = name.split("/")
-        needed = self.routes.needed_rows(int(layer), device) if kind == "grad" else None
+        needed = self.flow.needed_rows(int(layer), device) if kind == "grad" else None
         if needed is None:
             return made.gradient
         (found,) = made.gradient
@@ -187,7 +187,7 @@ class TaskStation(Station):
         inputs, target = self._use(f"input/{layer}", micro)
         made: dict[str, Any] = {"input/0": (inputs, map_tensors(Tensor.clone, target))} if layer == 0 else {}
         outputs = home.forward(micro, inputs, target if home.last else None)
-        if layer < self.routes.last:
+        if layer < self.flow.last:
             made[f"input/{layer + 1}"] = outputs, target
             return made
         if not home.last:
@@ -200,7 +200,7 @@ class TaskStation(Station):
     def _derivative(self, layer: int, gradient: Gradients, outputs: Tree) -> Gradients:
         """Multiply with the derivative of a layer's elementwise function, given its output."""
         linear = self.linears[layer]
-        if linear is None or not self.routes.layers[layer].factor:
+        if linear is None or not self.flow.layers[layer].factor:
             return gradient
         with torch.no_grad():
             (found,) = gradient
@@ -214,17 +214,16 @@ class TaskStation(Station):
         return {f"grad/{self.layer}/{self.device}": _Made(raw)}
 
     def _input_gradient(self, job: Job, micro: Micro) -> dict[str, Any]:
-        layer, share = self.layer, job.share
-        assert share is not None
+        layer, share = self.layer, job.step.place
         gradient = self._gradient("grad", job, micro)
         weights, shape = self._weights(micro)
         inputs = self._use(f"input/{layer}", micro)[0] if self.tasks.rebuilds(self.device) else None
         found = self._differentiate(share, micro, gradient, weights, shape, inputs)
         count = shape[0] if shape else 0
-        if self.routes.derivative_at(layer):
+        if self.flow.derivative_at(layer):
             begin, end = (0, None) if share.whole else rows(share, count)
             found = self._derivative(layer - 1, found, self._use(f"input/{layer}", micro)[0][begin:end])
-        name = "grad" if self.routes.layers[layer - 1].elementwise is None else "raw"
+        name = "grad" if self.flow.layers[layer - 1].elementwise is None else "raw"
         return {f"{name}/{layer - 1}/{self.device}": _Made(found, share, count)}
 
     def _weights(self, micro: Micro) -> tuple[list[Tensor], Sequence[int]]:
@@ -263,7 +262,7 @@ class TaskStation(Station):
         assert gradient is not None
         (delta,) = gradient
         assert delta is not None
-        if self.routes.needed_rows(self.layer, self.device) is not None:
+        if self.flow.needed_rows(self.layer, self.device) is not None:
             return delta
         begin, end = rows(share, count)
         return delta[begin:end]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...nn.auxiliary import measure_blocks, parallel_copy
 from ...nn.chain import Block
+from ...plan.layer_costs import LayerCost
 from ...runtime.blueprint import Blueprint
 from ..base import register
 from ..options import Whole
@@ -56,6 +57,12 @@ class AugLocal(DGL):
         steps = max(1, stages - 2)
         return [round(self.longest + (self.shortest - self.longest) * k / steps) for k in range(stages - 1)]
 
+    def head_cost(self, layers: Sequence[LayerCost], starts: Sequence[int], stage: int) -> float:
+        """An estimate, as copies of layers: states of the same number of bytes count as of one shape."""
+        first = starts[stage + 1]
+        sizes = [layer.activation_bytes for layer in layers[first - 1 :]]
+        return sum(float(layers[first + n].work) for n in _later(sizes, self.lengths(len(starts))[stage]))
+
     def head_maker(self, stage: int, blueprint: Blueprint) -> Callable[..., nn.Module] | None:
         assert blueprint.sample is not None, "networks beside the stages were built from a sample"
         outputs = measure_blocks(blueprint.blocks, blueprint.sample[0])
@@ -75,11 +82,16 @@ def later_blocks(blocks: Sequence[Block], states: Sequence[Tensor], keeping: int
     >>> later_blocks(chain, sizes, 2) == [chain[0].module, chain[3].module, chain[6].module]
     True
     """
-    last = len(blocks) - 1
-    same = [n for n in range(last) if states[n].shape == states[n + 1].shape]
+    return [blocks[n].module for n in _later([state.shape for state in states], keeping)]
+
+
+def _later(shapes: Sequence[object], keeping: int) -> list[int]:
+    """Which of the blocks between these states `later_blocks` takes."""
+    last = len(shapes) - 2
+    same = [n for n in range(last) if shapes[n] == shapes[n + 1]]
     count = min(keeping, len(same))
     chosen = {same[n * len(same) // count] for n in range(count)}
-    return [block.module for n, block in enumerate(blocks) if n == last or n not in same or n in chosen]
+    return [n for n in range(last + 1) if n == last or n not in same or n in chosen]
 
 
 def _with_own_weights(modules: Sequence[nn.Module]) -> nn.Module:

@@ -14,22 +14,25 @@ only outputs go up. One micro-batch at stage k of K, with the slot of each entry
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ...errors import ConfigError
+from ...plan.layer_costs import LayerCost
 from ...rules.bundle import Rules
 from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
-from ...schedule import Entry, Kind, Periodic, Port, Schedule, chain_entry
+from ...schedule import Entry, Kind, Periodic, Port, Schedule, Workload, chain_entry
 from ..base import GradientKind, Method, register
+from ..costs import stage_costs
 from ..options import Positive, as_function
 from .networks import Networks
 from .stations import ADJOINT, LEARN, LOSS, LOSS_DOWN, SEED, UPDATE_HEAD, GreedyStation, HeadStation, SynthesisStation
+from .workload import greedy_workload, synthesiser_costs
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory", "loss_down"]
 
@@ -111,6 +114,15 @@ class DGL(Local):
             entries.append(Entry(Kind.U, stage, per="update"))
         return Periodic(stages, (*entries, *loss_down(stages, lambda stage: stages - 1 - stage)))
 
+    def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
+        stages = stage_costs(layers, starts)
+        heads = [self.head_cost(layers, starts, stage) for stage in range(len(starts) - 1)]
+        return greedy_workload(stages, [*heads, 0.0], [0.0] * len(stages))
+
+    def head_cost(self, layers: Sequence[LayerCost], starts: Sequence[int], stage: int) -> float:
+        """An estimate of one pass of a stage's head and back again: as the last layer, which does the same."""
+        return float(layers[-1].work)
+
     def stations(self, blueprint: Blueprint) -> Mapping[int, Station]:
         networks = Networks(self.name, blueprint)
 
@@ -166,6 +178,11 @@ class DNI(Local):
             entries.append(Entry(Kind.B, stage, gives=(Port(ADJOINT, stage - 1),) if stage else ()))
             entries.append(Entry(Kind.U, stage, per="update"))
         return Periodic(stages, (*entries, *loss_down(stages, lambda stage: stages - 1 - stage)))
+
+    def workload(self, layers: Sequence[LayerCost], starts: Sequence[int], data_bytes: float = 0.0) -> Workload:
+        stages = stage_costs(layers, starts)
+        guesses, lessons = zip(*map(synthesiser_costs, stages), strict=True)
+        return greedy_workload(stages, guesses, lessons)
 
     def stations(self, blueprint: Blueprint) -> Mapping[int, Station]:
         networks = Networks(self.name, blueprint)

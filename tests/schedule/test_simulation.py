@@ -1,4 +1,4 @@
-"""The simulator of schedules: known makespans, agreement with the plain simulation, links, speeds, jitter."""
+"""Simulated runs of schedules: known makespans, buffers, staleness, links, speeds, jitter."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from unlatch.schedule import (
     ZBH1,
     ZBH2,
     Action,
+    Costs,
     Flushed,
     GPipe,
     Kind,
-    Link,
     OneFOneB,
     Schedule,
+    Workload,
     buffers,
     one_f_one_b_async,
     simulate,
@@ -30,22 +31,25 @@ from unlatch.schedule import (
     update_ends,
 )
 from unlatch.schedule.channel import Channel
-from unlatch.schedule.simulation import Simulation, simulate_schedule, simulate_streams
-from unlatch.schedule.simulator_engine import Edge, Graph, execute
-from unlatch.schedule.simulator_stages import Machine, StageWork
+from unlatch.schedule.machine import Machine
+from unlatch.schedule.simulation import Simulation, simulate_schedule
 
 GENERATORS = FLUSHED | ASYNCHRONOUS
 
 
-def work(forward: float, backward: float, **sizes: float) -> StageWork:
-    times = {Kind.F: forward, Kind.B: backward, Kind.I: backward / 2, Kind.W: backward / 2, Kind.U: 0}
-    return StageWork(times, **sizes)
+def times(forward: float, backward: float) -> Costs:
+    return {Kind.F: forward, Kind.B: backward, Kind.I: backward / 2, Kind.W: backward / 2, Kind.U: 0}
 
 
-def loads(*totals: int) -> list[StageWork]:
+def sending(size: float) -> Workload:
+    """Units of work, and messages of one size."""
+    return Workload(sizes={"forward": size, "backward": size})
+
+
+def loads(*totals: int) -> Workload:
     """Stages of unit tasks: a third of the work is forward (two fifths and a half where the first D is missing)."""
     forwards = {11: 4, 6: 2, 5: 2, 3: 1, 2: 1}
-    return [work(forwards[total], total - forwards[total]) for total in totals]
+    return Workload([times(forwards[total], total - forwards[total]) for total in totals])
 
 
 @pytest.mark.parametrize(
@@ -79,34 +83,13 @@ def test_pipedream_makespans(stages: tuple[int, ...], slope: int, fill: int) -> 
 def test_synchronous_makespans(
     schedule: Schedule, parts: int, makespan: int | None, span: int, kept: tuple[int, ...] | None
 ) -> None:
-    run = simulate_schedule(schedule, StageWork(), batches=1, microbatches=parts)
+    run = simulate_schedule(schedule, batches=1, microbatches=parts)
     assert makespan is None or run.makespan == makespan
     assert max(run.timeline.spans) == span
     assert kept is None or run.in_flight == kept
 
 
 runs = st.tuples(st.sampled_from(sorted(GENERATORS)), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3))
-
-
-@given(runs, st.integers(1, 3), st.data())
-@settings(max_examples=80)
-def test_agrees_with_the_plain_simulation(run: tuple[str, int, int, int], per_update: int, data: st.DataObject) -> None:
-    name, stages, batches, parts = run
-    schedule = GENERATORS[name](stages)
-    time = st.integers(0, 5)
-    works = [work(data.draw(time), 2 * data.draw(time), output_bytes=data.draw(time)) for _ in range(stages)]
-    channels = [Channel(bandwidth=data.draw(st.integers(1, 3)), latency=data.draw(time)) for _ in range(stages - 1)]
-    found = simulate_schedule(
-        schedule, works, batches=batches, microbatches=parts, per_update=per_update, machine=Machine(channels)
-    )
-    links = [
-        Link(c.latency, w.output_bytes / c.bandwidth, w.output_bytes / c.bandwidth)
-        for c, w in zip(channels, works, strict=False)
-    ]
-    followed = streams(schedule, [parts] * batches, per_update)
-    plain = simulate(followed, [w.times for w in works], links)
-    assert found.timeline.streams == followed
-    assert (found.timeline.starts, found.timeline.ends) == (plain.starts, plain.ends)
 
 
 def round_by_round(name: str, delay: int, stage: int, fed: int, ends: dict[int, int]) -> list[Action]:
@@ -158,7 +141,7 @@ def test_streams_stage_by_stage_are_the_streams(run: tuple[str, int, int, int], 
 def test_buffers_and_staleness_follow_from_the_order(run: tuple[str, int, int, int]) -> None:
     name, stages, batches, parts = run
     schedule = GENERATORS[name](stages)
-    found = simulate_schedule(schedule, StageWork(kept_bytes=3), batches=batches, microbatches=parts)
+    found = simulate_schedule(schedule, Workload(kept=3), batches=batches, microbatches=parts)
     assert found.in_flight == buffers(found.timeline.streams).in_flight
     assert found.peak_bytes == tuple(3 * count for count in found.in_flight)
     total = batches * parts
@@ -176,7 +159,7 @@ def test_devices_never_do_two_things_and_all_work_is_done(run: tuple[str, int, i
     machine = Machine(Channel(2, 1, overlapped=data.draw(st.booleans())), jitter=0.2, seed=3)
     found = simulate_schedule(
         GENERATORS[name](stages),
-        StageWork(output_bytes=1),
+        sending(1),
         batches=batches,
         microbatches=parts,
         devices=devices,
@@ -192,9 +175,9 @@ def test_devices_never_do_two_things_and_all_work_is_done(run: tuple[str, int, i
 
 
 def test_speeds_divide_times() -> None:
-    fast = simulate_schedule(one_f_one_b_async(2), StageWork(), batches=20, machine=Machine(speeds=(1, 3)))
+    fast = simulate_schedule(one_f_one_b_async(2), batches=20, machine=Machine(speeds=(1, 3)))
     assert fast.interval == 3
-    slow = simulate_schedule(one_f_one_b_async(2), StageWork(), batches=20, machine=Machine(speeds=(0.5, 1)))
+    slow = simulate_schedule(one_f_one_b_async(2), batches=20, machine=Machine(speeds=(0.5, 1)))
     assert slow.interval == 6
     assert slow.steady_utilisation == pytest.approx(0.75)
 
@@ -202,30 +185,32 @@ def test_speeds_divide_times() -> None:
 def test_messages_that_hold_up_both_ends() -> None:
     """Each of two stages works 3, and every micro-batch crosses the border twice at 1 each: 3 + 2 per micro-batch."""
     machine = Machine(Channel(bandwidth=1, overlapped=False))
-    run = simulate_schedule(ticked(2), StageWork(output_bytes=1), batches=60, machine=machine)
+    run = simulate_schedule(ticked(2), sending(1), batches=60, machine=machine)
     assert run.interval == 5
-    hidden = simulate_schedule(ticked(2), StageWork(output_bytes=1), batches=60, machine=Machine(Channel(bandwidth=1)))
+    hidden = simulate_schedule(ticked(2), sending(1), batches=60, machine=Machine(Channel(bandwidth=1)))
     assert hidden.interval == 3
 
 
 def test_the_way_there_and_back_bounds_the_interval() -> None:
     """F, message, F and B, message, B: 1 + 2 + 3 + 2 + 2 for every three micro-batches under way."""
-    run = simulate_schedule(ticked(2), StageWork(output_bytes=2), batches=121, machine=Machine(Channel(bandwidth=1)))
+    run = simulate_schedule(ticked(2), sending(2), batches=121, machine=Machine(Channel(bandwidth=1)))
     assert run.interval == pytest.approx(10 / 3)
 
 
 def test_a_slow_wire_sets_the_pace() -> None:
     """All forwards, then all backwards: the wire is busy 5 per micro-batch each way, the stages only 1 and 2."""
     machine = Machine(Channel(bandwidth=1))
-    run = simulate_schedule(GPipe(2), StageWork(output_bytes=5), batches=1, microbatches=100, machine=machine)
+    run = simulate_schedule(GPipe(2), sending(5), batches=1, microbatches=100, machine=machine)
     assert run.makespan == 1 + 500 + 1 + 2 + 500 + 2
     assert run.bytes == 100 * 10
+    assert run.messages == 200
+    assert run.link_bytes == {(0, 1): 10}
 
 
 def test_jitter_is_repeatable_and_slows_down() -> None:
     def interval(seed: int, jitter: float) -> float:
         machine = Machine(jitter=jitter, seed=seed)
-        return simulate_schedule(ticked(4), StageWork(), batches=400, machine=machine).interval
+        return simulate_schedule(ticked(4), batches=400, machine=machine).interval
 
     assert interval(1, 0.3) == interval(1, 0.3) != interval(2, 0.3)
     assert interval(1, 0) == 3
@@ -234,19 +219,19 @@ def test_jitter_is_repeatable_and_slows_down() -> None:
 
 def test_exact_numbers_stay_exact() -> None:
     third = Fraction(1, 3)
-    run = simulate_schedule(OneFOneB(3), work(third, 2 * third), batches=2, microbatches=4)  # type: ignore[arg-type]
+    run = simulate_schedule(OneFOneB(3), Workload(times(third, 2 * third)), batches=2, microbatches=4)  # type: ignore[arg-type]
     assert run.makespan == 2 * (4 + 2)
 
 
 def test_summary_is_plain() -> None:
-    summary = simulate_schedule(ticked(3), StageWork(kept_bytes=2), batches=30).summary()
+    summary = simulate_schedule(ticked(3), Workload(kept=2), batches=30).summary()
     assert summary["staleness"] == [4, 2, 0]
     assert summary["in_flight"] == [5, 3, 1]
     assert summary["bubble"] == pytest.approx(1 - summary["utilisation"])
 
 
 def test_spans_leave_out_what_takes_no_time() -> None:
-    run = simulate_schedule(ticked(2), StageWork(), batches=3)
+    run = simulate_schedule(ticked(2), batches=3)
     assert len(list(run.spans())) == 2 * 2 * 3
     assert all(span.kind != "U" for span in run.spans())
 
@@ -254,16 +239,7 @@ def test_spans_leave_out_what_takes_no_time() -> None:
 def test_a_run_that_cannot_go_on_names_who_waits() -> None:
     stuck = [[Action(Kind.B, 0, 0), Action(Kind.F, 0, 0)], [Action(Kind.F, 1, 0), Action(Kind.B, 1, 0)]]
     with pytest.raises(ScheduleError, match="device 0 stands before 0B0 and waits for 1B0"):
-        simulate_streams(stuck, [StageWork()] * 2, [1])
-
-
-def test_tokens_at_the_start() -> None:
-    """A loop with two tokens may be two rounds ahead."""
-    graph = Graph([2, 2], [Edge(0, 1, wire=0), Edge(1, 0, wire=1, tokens=2)])
-    starts, _ = execute(graph, [[0] * 4, [1] * 4])
-    assert starts == [[0, 2, 4, 6], [2, 4, 6, 8]]
-    tight = Graph([2, 2], [Edge(0, 1, wire=0), Edge(1, 0, wire=1, tokens=1)])
-    assert execute(tight, [[0] * 3, [1] * 3])[0] == [[0, 4, 8], [2, 6, 10]]
+        simulate(stuck)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +253,13 @@ def test_tokens_at_the_start() -> None:
 )
 def test_wrong_machines(change: dict[str, object], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        simulate_schedule(ticked(2), StageWork(), batches=1, machine=Machine(**change))  # type: ignore[arg-type]
+        simulate_schedule(ticked(2), batches=1, machine=Machine(**change))  # type: ignore[arg-type]
 
 
 def test_many_devices_are_simulated_quickly() -> None:
     """The benchmark measures it; here only that nothing is quadratic."""
     started = process_time()
-    run = simulate_schedule(ticked(2000), StageWork(), batches=40)
+    run = simulate_schedule(ticked(2000), batches=40)
     assert isinstance(run, Simulation)
     assert run.makespan == 3 * 39 + 3 * 2000
     assert process_time() - started < 20
