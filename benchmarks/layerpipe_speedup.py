@@ -18,9 +18,9 @@ from typing import Any
 from common import write
 from matplotlib.figure import Figure
 
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.networks import mac_costs, network_names, network_shapes, systolic_costs
 from unlatch.plan.pipedream import plan_pipedream, plan_straight
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from common import interleave, spread, write
 
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.pipedream import plan_pipedream, plan_straight
 from unlatch.schedule.channel import Channel
 

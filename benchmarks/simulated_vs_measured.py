@@ -38,7 +38,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from unlatch.api.method_run import simulate_method
+from unlatch.advise.prediction import simulate_method
 from unlatch.methods import LayerPipe, Method, get
 from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.models import build

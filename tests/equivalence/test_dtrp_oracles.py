@@ -20,8 +20,8 @@ from recording import Forwards, Optimizers, RecordingSGD, feed, listening, stage
 from small_nets import CONV_SPLITS, conv_net, images, tanh_net, vectors
 from unlatch.methods import DTR, DTRP, FDG, FR, get
 from unlatch.reference import SGD, recursion
-from unlatch.runtime.micro import Micro
 from unlatch.runtime.stage import Stage, StageOptions
+from unlatch.transport.mail import Micro
 
 MOMENTUM = {"lr": 0.05, "momentum": 0.9}
 

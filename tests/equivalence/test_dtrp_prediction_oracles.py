@@ -10,7 +10,7 @@ import unlatch
 from recording import Forwards, Optimizers, RecordingSGD, Scripted, feed, listening, stages_of
 from small_nets import tanh_net, vectors
 from unlatch.methods import DTR, DTRP
-from unlatch.runtime.mail import BACKWARD
+from unlatch.transport.mail import BACKWARD
 
 STAGES = 4
 #: Rounds after which every stage has updates behind it that a predictor can look at.

@@ -20,15 +20,15 @@ from recording import feed, listening
 from unlatch.errors import PlanError
 from unlatch.methods import LayerPipe
 from unlatch.methods.layerpipe.entries import TaskLayout
+from unlatch.methods.layerpipe.task_planning import executable
 from unlatch.methods.layerpipe.workload import task_workload
 from unlatch.nn.tree import tree_bytes
 from unlatch.plan import Plan
 from unlatch.plan.dataflow import Dataflow, Sizes, layer_kinds
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.task_planning import executable
-from unlatch.runtime.mail import Mail
 from unlatch.schedule import buffers, simulate, streams
+from unlatch.transport.mail import Mail
 
 BATCHES = 9
 

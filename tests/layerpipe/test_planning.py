@@ -18,12 +18,12 @@ from small_nets import tanh_net, vectors
 from unlatch.errors import PlanError
 from unlatch.methods import LayerPipe
 from unlatch.methods.layerpipe.planning import plan_layers
+from unlatch.methods.layerpipe.task_planning import charged_loads, place_tasks
 from unlatch.models import build
 from unlatch.nn.chain import chain
 from unlatch.nn.linear_map import linear_map
 from unlatch.plan.layer_costs import write_layer_costs
 from unlatch.plan.layer_groups import group_blocks
-from unlatch.plan.task_planning import charged_loads, place_tasks
 
 
 def plain_sgd(params):

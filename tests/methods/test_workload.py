@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import unlatch
 from recording import feed, listening
 from unlatch import methods
-from unlatch.api.method_run import simulate_method
+from unlatch.advise.prediction import simulate_method
 from unlatch.methods import DGL, DNI, PETRA, AugLocal, AuxNet, AuxVar, LayerPipe
 from unlatch.nn.tree import tree_bytes
 from unlatch.plan.layer_costs import LayerCost

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from layerpipe_chains import layers
 
 from unlatch.errors import PlanError
+from unlatch.methods.layerpipe.exact import plan_exact
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.plan.dataflow import Dataflow, Sizes, cut_bytes
-from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost, as_chain, total_work
 from unlatch.plan.layerpipe import PlannedTasks, assemble, iteration_bound, pipedream_interval, plan_layerpipe
 from unlatch.plan.linked_partition import cut_sizes, linked_interval
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES, Task, chain_items
 from unlatch.schedule.channel import Channel
 

@@ -10,10 +10,10 @@ import pytest
 from layerpipe_chains import MIXED, UNIT
 
 from unlatch.errors import PlanError, ScheduleError
-from unlatch.plan.exact import plan_exact
+from unlatch.methods.layerpipe.exact import plan_exact
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import assemble, plan_layerpipe
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layerpipe_chains import MIXED, UNIT, layers
 
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.dataflow import Sizes, direct_bytes
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import PlannedTasks, plan_layerpipe
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES
 from unlatch.schedule import Action, Kind, Workload, one_f_one_b_async
 from unlatch.schedule.channel import Channel

@@ -7,9 +7,9 @@ from fractions import Fraction
 import pytest
 from layerpipe_chains import MIXED, UNIT
 
+from unlatch.methods.layerpipe.list_schedule import longest_first
 from unlatch.plan.layer_costs import LayerCost, total_work
 from unlatch.plan.layerpipe import PlannedTasks, pipedream_interval, plan_layerpipe
-from unlatch.plan.list_schedule import longest_first
 from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.plan.pipedream import plan_straight
 from unlatch.plan.tasks import chain_items

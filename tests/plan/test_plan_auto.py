@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from layerpipe_chains import layers
 
 from unlatch import methods
-from unlatch.api.auto import RISKS, plan_auto
-from unlatch.api.method_run import simulate_method
+from unlatch.advise.prediction import simulate_method
+from unlatch.advise.ranking import RISKS, plan_auto
 from unlatch.config import from_mapping
 from unlatch.errors import PlanError
 from unlatch.methods import DTRP, LayerPipe, PipeDream

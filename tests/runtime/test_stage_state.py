@@ -21,8 +21,8 @@ from unlatch.rules.activations import Graph, Input, Reverse
 from unlatch.rules.bundle import Rules
 from unlatch.rules.predict import predictor
 from unlatch.rules.weights import Average, Current, Lagging, Latest, Newest, Predicted, Stash
-from unlatch.runtime.micro import Micro
 from unlatch.runtime.stage import Stage, StageOptions
+from unlatch.transport.mail import Micro
 
 DELAY, PARTS = 2, 2
 

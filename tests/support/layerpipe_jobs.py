@@ -14,10 +14,10 @@ import unlatch
 from rank_jobs import Outcome, copied_state, falling_lr, momentum_sgd
 from small_nets import conv_net, images, tanh_net, vectors
 from unlatch.methods import LayerPipe
+from unlatch.methods.layerpipe.task_planning import executable
 from unlatch.plan import Plan
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.task_planning import executable
 
 UNIT = (1, 1, 1, 1)
 MIXED = (1, 2, 4, 3)

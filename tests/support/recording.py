@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import unlatch
-from unlatch.runtime.mail import Mail, Message
+from unlatch.transport.mail import Mail, Message
 
 
 class RecordingSGD(SGD):

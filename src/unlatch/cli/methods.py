@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..api.advice import advise_method
+from ..advise.advice import advise_method
 from ..methods import Method, get
 from ..report.table import Table
 from ..schedule import Periodic, buffers, gantt, slot_table, streams, timetable

@@ -18,8 +18,8 @@ from ..io import checkpoint
 from ..io.run_folder import RunFolder
 from ..methods import get
 from ..report.stages import stage_table
-from ..runtime.launch import Ranks
 from ..schedule.stability import Advice
+from ..transport.launch import Ranks
 from .console import INTERRUPTED, Reported, emit_json, flags_of, people
 from .prepare import PreparedRun, loaders, prepare
 from .ranks import agree, join_torchrun, rank, under_torchrun

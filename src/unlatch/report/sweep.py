@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..api.method_run import simulate_method
+from ..advise.prediction import simulate_method
 from ..errors import ConfigError
 from ..methods import Method
 from ..plan.layer_costs import LayerCost

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...nn.auxiliary import Capacity
 from ...nn.randomness import replayable
-from ...nn.ranged import Ranged
-from ...runtime.micro import Micro
+from ...nn.rescaled import Ranged
 from ...runtime.precision import autocast
 from ...runtime.stage import StageOptions
 from ...runtime.trained import Trained
+from ...transport.mail import Micro
 from .mismatch import corrected
 from .records import BorderValues
 

@@ -18,8 +18,8 @@ from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...nn.tree import Tree, flatten, unflatten
 from ...rules.weights import weights_at
-from ...runtime.micro import Micro
 from ...runtime.stage import Gradients, StageOptions
+from ...transport.mail import Micro
 
 __all__ = ["Both", "GraphAway", "LinearAway"]
 

@@ -18,8 +18,8 @@ from ...nn.randomness import replayable
 from ...nn.tree import Tree, flatten, map_tensors, unflatten
 from ...plan.dataflow import LayerTasks
 from ...rules.bundle import Rules
-from ...runtime.micro import Micro
 from ...runtime.stage import Gradients, Kept, Stage, StageOptions
+from ...transport.mail import Micro
 
 __all__ = ["GraphHome", "Home", "LinearHome", "WholeHome"]
 

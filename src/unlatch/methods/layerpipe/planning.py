@@ -20,8 +20,8 @@ from ...plan.layer_costs import LayerCost, read_layer_costs
 from ...plan.layer_groups import Span, group_blocks, group_costs, grouped_profile, linear_of, parameter_costs
 from ...plan.plan import count_parameters
 from ...plan.retiming import retime
-from ...plan.task_planning import executable, merge_whole_layers, place_layers, place_tasks, shift_weight_gradients
 from ...plan.tasks import Task, by_task
+from .task_planning import executable, merge_whole_layers, place_layers, place_tasks, shift_weight_gradients
 
 if TYPE_CHECKING:
     from .layerpipe import LayerPipe

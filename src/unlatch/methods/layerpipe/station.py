@@ -13,10 +13,10 @@ from ...errors import StageFailed
 from ...nn.linear_map import LinearMap
 from ...nn.tree import Tree, flatten, map_tensors, tree_bytes
 from ...plan.dataflow import Place, rows
-from ...runtime.micro import Micro
 from ...runtime.stage import Gradients
 from ...runtime.station import Operation, Station
 from ...schedule import Kind
+from ...transport.mail import Micro
 from .away import GraphAway, LinearAway
 from .entries import Job, TaskLayout
 from .home import Home, LinearHome

@@ -13,7 +13,7 @@ from ...errors import ConfigError, ShapeMismatch
 from ...nn.auxiliary import Border, capacity, check_auxnet, coarse_parts, find_borders, measure_blocks
 from ...nn.heads import GradientSynthesiser, local_head
 from ...nn.randomness import replayable
-from ...nn.ranged import Ranged
+from ...nn.rescaled import Ranged
 from ...nn.tree import batch_size, map_tensors
 from ...rules.updates import StagePlace
 from ...runtime.blueprint import Blueprint

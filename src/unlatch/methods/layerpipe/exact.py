@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import coo_array
 
-from .layer_costs import LayerCost, as_chain
-from .layerpipe import PlannedTasks, assemble
+from ...plan.layer_costs import LayerCost, as_chain
+from ...plan.layerpipe import PlannedTasks, assemble
+from ...plan.tasks import Item, chain_items, check_mode
 from .list_schedule import grain, lower_bound, place_items, plan_list
-from .tasks import Item, chain_items, check_mode
 
 __all__ = ["plan_exact"]
 

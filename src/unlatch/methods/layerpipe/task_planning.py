@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from ..errors import PlanError
-from .dataflow import Dataflow, layer_kinds
-from .layer_costs import LayerCost, as_chain, exact
-from .layer_groups import Span
-from .layerpipe import PlannedTasks, assemble, plan_layerpipe
-from .partition import contiguous_split
-from .plan import Plan
-from .retiming import retime
-from .tasks import Mode, Task, by_task, check_mode
+from ...errors import PlanError
+from ...plan.dataflow import Dataflow, layer_kinds
+from ...plan.layer_costs import LayerCost, as_chain, exact
+from ...plan.layer_groups import Span
+from ...plan.layerpipe import PlannedTasks, assemble, plan_layerpipe
+from ...plan.partition import contiguous_split
+from ...plan.plan import Plan
+from ...plan.retiming import retime
+from ...plan.tasks import Mode, Task, by_task, check_mode
 
 __all__ = [
     "charged_loads",

@@ -10,11 +10,11 @@ from functools import cache
 
 from torch import Tensor
 
-from ..errors import PlanError
-from ..nn.auxiliary import measure_blocks
-from ..nn.chain import Block
-from ..nn.tree import Tree
-from .profile import BlockCost, profile
+from ...errors import PlanError
+from ...nn.auxiliary import measure_blocks
+from ...nn.chain import Block
+from ...nn.tree import Tree
+from ...plan.profile import BlockCost, profile
 
 __all__ = ["auxnet_split", "auxnet_starts", "prediction_costs"]
 

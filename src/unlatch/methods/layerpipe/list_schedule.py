@@ -15,10 +15,10 @@ from math import ceil, gcd, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PlanError
-from .layer_costs import LayerCost, as_chain
-from .layerpipe import PlannedTasks, assemble
-from .tasks import Item, Mode, Task, chain_items, check_mode
+from ...errors import PlanError
+from ...plan.layer_costs import LayerCost, as_chain
+from ...plan.layerpipe import PlannedTasks, assemble
+from ...plan.tasks import Item, Mode, Task, chain_items, check_mode
 
 __all__ = ["first_fit", "grain", "longest_first", "lower_bound", "place_items", "plan_list"]
 

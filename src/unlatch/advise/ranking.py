@@ -12,7 +12,7 @@ from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
 from ..schedule.machine import Machine
 from ..schedule.stability import advise
-from .method_run import MethodRun, simulate_method
+from .prediction import MethodRun, simulate_method
 
 __all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]
 

@@ -23,15 +23,15 @@ from ..rules.updates import OptimizerFactory
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
-from ..runtime.health import Health
-from ..runtime.mail import Mail, Message
-from ..runtime.placement import place
 from ..runtime.stage import StageOptions
-from ..runtime.transport import Link
 from ..runtime.updating import Optimizer
-from ..runtime.world import World, current_world
 from ..schedule import OUTSIDE, Schedule, steady_buffers
+from ..transport.health import Health
+from ..transport.link import Link
+from ..transport.mail import Mail, Message
+from ..transport.world import World, current_world
 from .batching import Compensation
+from .placement import place
 from .reversal import check_reversal
 from .run import Run
 
