@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from unlatch.advise.advice import advise
 from unlatch.errors import ConfigError
 from unlatch.schedule import stability
 from unlatch.schedule.stability import (
-    advise,
     auto_microbatches,
     geometric_factor,
     stability_limit,

@@ -11,7 +11,7 @@ from ..methods import Method, names
 from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
 from ..schedule.machine import Machine
-from ..schedule.stability import advise
+from .advice import advise
 from .prediction import MethodRun, simulate_method
 
 __all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..advise.advice import advise_method
+from ..advise.advice import Advice, advise_method
 from ..methods import Method, get
 from ..report.table import Table
 from ..schedule import Periodic, buffers, gantt, slot_table, streams, timetable
-from ..schedule.stability import Advice, stability_limit
+from ..schedule.stability import stability_limit
 from .catalogue import Option, catalogue, facts, options
 from .console import emit_json, flags_of
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import typer
 from rich.console import Console
 
+from ..advise.advice import Advice
 from ..config import Config, load
 from ..data.loader import Loader
 from ..errors import ConfigError, PlanError, UnlatchError
@@ -18,7 +19,6 @@ from ..io import checkpoint
 from ..io.run_folder import RunFolder
 from ..methods import get
 from ..report.stages import stage_table
-from ..schedule.stability import Advice
 from ..transport.launch import Ranks
 from .console import INTERRUPTED, Reported, emit_json, flags_of, people
 from .prepare import PreparedRun, loaders, prepare

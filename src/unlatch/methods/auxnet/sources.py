@@ -12,7 +12,7 @@ from ...errors import ConfigError
 from ...nn.auxiliary import Capacity
 from ...nn.randomness import replayable
 from ...nn.rescaled import Ranged
-from ...runtime.precision import autocast
+from ...runtime.passes import autocast
 from ...runtime.stage import StageOptions
 from ...runtime.trained import Trained
 from ...transport.mail import Micro

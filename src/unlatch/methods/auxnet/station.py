@@ -15,7 +15,7 @@ from ...errors import ConfigError, DataError
 from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...nn.tree import flatten, map_tensors
-from ...runtime.precision import autocast
+from ...runtime.passes import autocast
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
 from ...runtime.trained import Trained
