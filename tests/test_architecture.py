@@ -14,15 +14,7 @@ import unlatch
 from unlatch import methods
 
 #: Rooms, or files of the package, that work for every method alike.
-GENERIC = [
-    "cli",
-    "config",
-    "report",
-    "demo.py",
-    "api/advice.py",
-    "api/auto.py",
-    "api/method_run.py",
-]
+GENERIC = ["cli", "config", "report", "demo.py", "api", "plan", "runtime", "nn"]
 
 PACKAGE = Path(unlatch.__file__).parent
 #: Modules of `methods` that are about methods in general.

@@ -12,7 +12,7 @@ from layerpipe_chains import MIXED, UNIT
 from unlatch.errors import PlanError, ScheduleError
 from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost
-from unlatch.plan.layerpipe import plan_layerpipe
+from unlatch.plan.layerpipe import assemble, plan_layerpipe
 from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
@@ -31,6 +31,17 @@ def test_json() -> None:
     assert answer["tasks"][2] == {"task": "D", "layer": 1, "device": 0, "fraction": 0.75, "slot": 6}
     assert answer["blocks"] == [layer.name for layer in UNIT]
     assert len(answer["tasks"]) == 11 + 3
+
+
+def test_what_training_cannot_follow_is_marked_when_it_is_made() -> None:
+    shared = plan_layerpipe(UNIT, 4)
+    assert shared.plan.analysis == ""
+    bent = assemble(shared.layers, 4, "divisible", shared.tasks, linear=[True, True, False, True])
+    assert "plan with --mode atomic" in bent.plan.analysis
+    assert plan_layerpipe(UNIT, 4, linear=[True, True, False, True]).plan.analysis == ""
+    assert "plan with --placement row" in plan_list(UNIT, 3, "atomic").plan.analysis
+    with pytest.raises(PlanError, match="for analysis only: the input gradient"):
+        bent.plan.check()
 
 
 def test_bytes_of_a_shared_input_gradient() -> None:

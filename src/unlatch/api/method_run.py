@@ -36,6 +36,7 @@ class MethodRun:
     - `method`: with every `"auto"` decided.
     - `layers`: costs of the layers for a whole batch.
     - `devices`: how many there are; with fewer layers than devices some stay idle.
+    - `costed`: its schedule, with times and bytes.
     - `starts`: first layer of each stage, where whole layers are placed.
     - `plan`: where tasks are placed one by one.
     """
@@ -43,6 +44,7 @@ class MethodRun:
     method: Method
     layers: tuple[LayerCost, ...]
     devices: int
+    costed: Costed
     simulation: Simulation
     starts: tuple[int, ...] = ()
     plan: PlannedTasks | None = None
@@ -105,18 +107,25 @@ class MethodRun:
         """
         rules, parts = self.method.rules(), self.microbatches
         if self.plan is not None:
-            share, per_update = input_bytes / parts, parts * self.method.accumulate
             return task_memory(
-                self.plan, rules, per_update=per_update, optimizer_slots=optimizer_slots, input_bytes=share
+                self.plan,
+                rules,
+                self.costed.schedule,
+                self.simulation.devices,
+                per_update=parts * self.method.accumulate,
+                optimizer_slots=optimizer_slots,
+                message_bytes=self.costed.workload.bytes,
+                input_bytes=input_bytes / parts,
             )
         found = stage_memory(
             layer_sizes(self.layers, self.starts, microbatches=parts, input_bytes=input_bytes),
             rules,
-            self.method.schedule(self.stages),
+            self.costed.schedule,
             microbatches=parts,
             accumulate=self.method.accumulate,
             delays=self.gaps,
             optimizer_slots=optimizer_slots,
+            message_bytes=self.costed.workload.bytes,
         )
         return [stage.total for stage in found]
 
@@ -232,7 +241,7 @@ class _Trial:
     ) -> MethodRun:
         _check_size(len(costed.schedule.entries), batches * method.per_batch)
         simulation = costed.simulate(batches, method.per_batch, method.accumulate, machine)
-        return MethodRun(method, tuple(self.chain), self.devices, simulation, starts, plan)
+        return MethodRun(method, tuple(self.chain), self.devices, costed, simulation, starts, plan)
 
     def _cuts(self, method: Method, stages: int) -> Iterator[list[int]]:
         """Cuts among which the best one is: those of the method if messages take no time."""

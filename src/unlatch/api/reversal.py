@@ -18,12 +18,9 @@ from ..nn.tree import Tree, map_tensors
 from ..rules.bundle import Rules
 from ..runtime.stage import Stage
 
-__all__ = ["TOLERANCE", "ReconstructionWatch", "check_reversal"]
+__all__ = ["ReconstructionWatch", "check_reversal"]
 
 log = logging.getLogger("unlatch")
-
-#: Relative reconstruction error above which a stage is named, unless the method says otherwise.
-TOLERANCE = 0.5
 
 
 def check_reversal(blocks: Sequence[Block], starts: Sequence[int], rules: Rules, sample: Tree = None) -> str | None:
@@ -81,7 +78,7 @@ def _note(stages: Sequence[Sequence[Block]], reversing: Sequence[bool]) -> str |
 class ReconstructionWatch:
     """Names each stage once when its reconstruction error exceeds a tolerance."""
 
-    def __init__(self, stages: Iterable[Stage], tolerance: float = TOLERANCE) -> None:
+    def __init__(self, stages: Iterable[Stage], tolerance: float) -> None:
         self._stages = [stage for stage in stages if stage.reverses]
         self._tolerance = tolerance
 

@@ -31,7 +31,7 @@ from . import snapshot
 from .advice import advise_method
 from .batching import Compensation
 from .probe import Comparison, GradientProbe
-from .reversal import TOLERANCE, ReconstructionWatch
+from .reversal import ReconstructionWatch
 from .statistics import StageStatistics, gather_statistics
 
 __all__ = ["Loader", "Run", "StepResult"]
@@ -87,7 +87,7 @@ class Run:
         self._names = {s.index: state_names(s.module, model) for s in engine.stages.values()}
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
         self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
-        self._watch = ReconstructionWatch(engine.stages.values(), getattr(method, "tolerance", TOLERANCE))
+        self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
         self.notes: list[str] = []
 
     # --------------------------------------------------------------- training

@@ -290,6 +290,11 @@ class Method(ABC):
         return self.rules().activation.inverts
 
     @property
+    def reconstruction_tolerance(self) -> float:
+        """Relative error of a reconstructed input above which a warning names the stage."""
+        return 0.5
+
+    @property
     def keeps(self) -> str:
         """What stays of a batch between its forward and its backward, in words."""
         return self.rules().activation.kept

@@ -53,6 +53,10 @@ class PETRA(Delayed):
         object.__setattr__(self, "store", _stage_numbers(self.store))
         self.rules()
 
+    @property
+    def reconstruction_tolerance(self) -> float:
+        return self.tolerance
+
     def schedule(self, stages: int) -> Schedule:
         return ticked(stages) if self.order == "ticked" else one_f_one_b_async(stages)
 

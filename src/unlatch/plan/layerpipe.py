@@ -26,6 +26,7 @@ from .tasks import Mode, Task, by_task, chain_items, check_mode
 __all__ = ["PlannedTasks", "assemble", "iteration_bound", "pipedream_interval", "plan_layerpipe"]
 
 ANYWHERE = "tasks lie anywhere, and training follows only plans in a row: plan with --placement row"
+SHARED = "the input gradient of a layer that is no linear map cannot be shared: plan with --mode atomic"
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def assemble(
         tasks=tuple(tasks),
         method="layerpipe",
         options={"mode": mode},
-        analysis="" if in_a_row or processors == 1 else ANYWHERE,
+        analysis=_unfit(tasks, maps, in_a_row or processors == 1),
     )
     return PlannedTasks(
         layers=tuple(chain),
@@ -215,6 +216,14 @@ def assemble(
         proven=proven,
         linear=maps,
     )
+
+
+def _unfit(tasks: Sequence[Task], linear: Sequence[bool], in_a_row: bool) -> str:
+    """Why training cannot follow these tasks; empty if it can."""
+    if not in_a_row:
+        return ANYWHERE
+    shared = any(task.kind == "D" and task.fraction != 1 and not linear[task.layer] for task in tasks)
+    return SHARED if shared else ""
 
 
 def pipedream_interval(costs: Sequence[LayerCost], processors: int) -> Fraction:

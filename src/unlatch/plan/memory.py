@@ -346,7 +346,10 @@ def memory_table(rows: Mapping[str, Sequence[StageMemory]]) -> str:
 def task_memory(
     planned: PlannedTasks,
     rules: Keeping,
+    schedule: Schedule,
+    devices: Sequence[int],
     *,
+    message_bytes: Callable[[Route], float],
     per_update: int = 1,
     optimizer_slots: int = 1,
     input_bytes: float = 0,
@@ -358,8 +361,9 @@ def task_memory(
     **Arguments:**
 
     - `planned`: for the costs of one micro-batch.
+    - `schedule`, `devices`: of its tasks, and the device of each station there.
     - `per_update`: micro-batches per update.
-    - `optimizer_slots`: as in `stage_memory`.
+    - `optimizer_slots`, `message_bytes`: as in `stage_memory`.
     - `input_bytes`: of one micro-batch of data.
     """
     where = {(task.kind, task.layer): task.processor for task in planned.tasks}
@@ -369,4 +373,7 @@ def task_memory(
         copies = rules.weight_copies(math.ceil(planned.delays.weight_stash[layer] / per_update))
         found[where["F", layer]] += float(cost.weight_bytes) * (2 + optimizer_slots + copies)
         found[where["G", layer]] += (planned.delays.activation[layer] + 1) * _kept(cost, inputs[layer])
+    for route, number in steady_buffers(schedule).room.items():
+        sender, receiver = devices[route[1]], devices[route[2]]
+        found[receiver] += number * message_bytes(route) if sender != receiver else 0.0
     return found
