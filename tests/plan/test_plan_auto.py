@@ -165,7 +165,7 @@ def test_links_that_cost_next_to_nothing_change_no_cut() -> None:
 
 
 def test_repeated_forwards_are_simulated_where_layers_are_no_linear_maps() -> None:
-    """Four layers on six devices: the tasks of a layer lie on several, which run it forward again unless it is linear."""
+    """Four layers on six devices: tasks of a layer lie on several, which run it forward again unless it is linear."""
     method = LayerPipe(microbatches=1, mode="atomic")
     known = simulate_method(method, LAYERS[:4], 6, linear=[True] * 4)
     bent = simulate_method(method, LAYERS[:4], 6, linear=[False] * 4)
