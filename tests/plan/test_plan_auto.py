@@ -164,6 +164,21 @@ def test_links_that_cost_next_to_nothing_change_no_cut() -> None:
         assert fast.starts == free.starts
 
 
+def test_repeated_forwards_are_simulated_where_layers_are_no_linear_maps() -> None:
+    """Four layers on six devices: tasks of a layer lie on several, which run it forward again unless it is linear."""
+    method = LayerPipe(microbatches=1, mode="atomic")
+    known = simulate_method(method, LAYERS[:4], 6, linear=[True] * 4)
+    bent = simulate_method(method, LAYERS[:4], 6, linear=[False] * 4)
+    assert known.plan is not None
+    assert bent.plan is not None
+    assert not known.plan.dataflow.repeated_forwards()
+    again = len(bent.plan.dataflow.repeated_forwards())
+    assert again > 0
+    assert sum(bent.simulation.timeline.busy) == pytest.approx((11 + again) * len(bent.simulation.groups))
+    assert known.time_per_batch == pytest.approx(2)
+    assert bent.time_per_batch > 2
+
+
 def test_speeds_and_a_given_split() -> None:
     run = simulate_method("pipedream", LAYERS, 2, split=["l2"], machine=Machine(speeds=(1, 3.6)))
     assert run.time_per_batch == pytest.approx(5)

@@ -14,7 +14,8 @@ from ...plan import Plan
 from ...plan.dataflow import Dataflow, layer_kinds
 from ...plan.layer_costs import LayerCost
 from ...plan.layer_groups import linear_of
-from ...plan.layerpipe import PlannedTasks, plan_layerpipe
+from ...plan.layerpipe import PlannedTasks, assemble, plan_layerpipe
+from ...plan.task_planning import place_tasks
 from ...rules.activations import Graph
 from ...rules.bundle import Rules
 from ...rules.updates import StagePlace
@@ -22,7 +23,7 @@ from ...rules.weights import backward_weights
 from ...runtime.blueprint import Blueprint
 from ...runtime.station import Station
 from ...schedule import Schedule, split_rounds, ticked
-from ...schedule.channel import Channel
+from ...schedule.channel import FREE, Channel
 from ...schedule.simulation import Costed
 from ..base import Delayed, Method, register
 from ..options import AtLeast
@@ -131,7 +132,12 @@ class LayerPipe(Delayed):
     ) -> tuple[PlannedTasks, Costed] | None:
         if not self.places_tasks:
             return None
-        plan = plan_layerpipe(layers, devices, self.mode, channel=channel, linear=linear)
+        if linear is None or channel != FREE:
+            plan = plan_layerpipe(layers, devices, self.mode, channel=channel, linear=linear)
+        else:
+            # As for training, where it is known what layers allow.
+            found, *_ = place_tasks(layers, devices, self.mode, linear)
+            plan = assemble(found.layers, devices, found.mode, found.tasks, linear=linear)
         return plan, costed(plan)
 
     def follow(self, plan: Plan) -> Method:
