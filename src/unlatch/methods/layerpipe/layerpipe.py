@@ -15,7 +15,6 @@ from ...plan.dataflow import Dataflow, layer_kinds
 from ...plan.layer_costs import LayerCost
 from ...plan.layer_groups import linear_of
 from ...plan.layerpipe import PlannedTasks, assemble, plan_layerpipe
-from ...plan.task_planning import place_tasks
 from ...rules.activations import Graph
 from ...rules.bundle import Rules
 from ...rules.updates import StagePlace
@@ -33,6 +32,7 @@ from .home import GraphHome, Home, LinearHome, WholeHome
 from .planner import LayerPipePlanner
 from .planning import fit_tasks, plan_layers
 from .station import TaskStation
+from .task_planning import place_tasks
 from .workload import costed
 
 __all__ = ["LayerPipe"]
