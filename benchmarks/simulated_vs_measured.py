@@ -93,7 +93,7 @@ class Case:
     @property
     def keeps_weights(self) -> bool:
         """Whether an update of this rank's stage must leave the weights before it intact."""
-        return self.method.rules().backward.copies(self.method.gaps(2)[dist.get_rank()]) > 0
+        return self.method.rules().backward.copies(self.method.lateness(2)[dist.get_rank()]) > 0
 
 
 RESNET, REVNET = partial(picture_net, "resnet20"), partial(picture_net, "revnet14")

@@ -101,10 +101,10 @@ def test_convolutions_follow_the_recursion():
 @pytest.mark.parametrize("g", [1, 3])
 @pytest.mark.parametrize("net", [tanh_net, residual_net])
 def test_late_weight_gradients_add_to_every_delay(net, g):
-    plan, later = task_plan(MIXED, 3, "atomic"), task_plan(MIXED, 3, "atomic", g=g)
+    plan, later = task_plan(MIXED, 3, "atomic"), task_plan(MIXED, 3, "atomic", extra_delay=g)
     # Weight gradients may come late, but not the merging of layers that depends on places alone.
     assert later.delays == tuple(delay + g for delay in plan.delays)
-    compare(net(4), later, vectors(16, size=8), g=g)
+    compare(net(4), later, vectors(16, size=8), extra_delay=g)
 
 
 @settings(max_examples=25)
@@ -127,7 +127,7 @@ def test_any_chain_on_any_number_of_processors(times, processors, mode, m, accum
     sgd = SGD(0.03, momentum=0.9, nesterov=True)
     # Parts of a batch are weighted by their size; the recursion knows only even ones.
     batches = [(x[: len(x) // m * m], y[: len(y) // m * m]) for x, y in batches]
-    options = {"microbatches": m, "accumulate": accumulate, "g": g}
+    options = {"microbatches": m, "accumulate": accumulate, "extra_delay": g}
     compare(tanh_net(len(times)), plan, batches, sgd=sgd, tolerance=ROUNDING, **options)
 
 
@@ -193,5 +193,5 @@ def test_bad_plans_are_refused_before_training():
         unlatch.parallelize(tanh_net(4), LayerPipe(), stages=2, plan=plain, **options)
     with pytest.raises(PlanError, match="would be idle"):
         task_plan(UNIT, 12, "atomic")
-    with pytest.raises(ConfigError, match="beta"):
-        LayerPipe(mode="atomic", beta=0.9)
+    with pytest.raises(ConfigError, match="shrink"):
+        LayerPipe(mode="atomic", shrink=0.9)

@@ -98,7 +98,7 @@ VARIANTS = {
     "auxvar, lagrangian": AuxVar(form="lagrangian"),
     # Only pictures are sampled down.
     "sph": methods.get("sph", downsample=1),
-    "layerpipe, stages": LayerPipe(mode="stages", g=1),
+    "layerpipe, stages": LayerPipe(mode="stages", extra_delay=1),
 }
 #: Messages whose payload is nothing but a tensor of the border's size, or several.
 PURE = ("state", "input", "adjoint", "multiplier", "introduced")

@@ -68,7 +68,7 @@ def test_microbatches_share_the_costs() -> None:
     whole = simulate_method(PipeDream(microbatches=1), LAYERS, 4)
     parts = simulate_method(PipeDream(microbatches=4), LAYERS, 4)
     assert parts.time_per_batch == pytest.approx(whole.time_per_batch)
-    assert (whole.gaps, parts.gaps) == ((3, 2, 1, 0), (3, 2, 1, 0))
+    assert (whole.lateness, parts.lateness) == ((3, 2, 1, 0), (3, 2, 1, 0))
 
 
 def test_memory_by_hand() -> None:
@@ -119,7 +119,7 @@ def test_risk_comes_from_the_stability_limit() -> None:
     assert found["pipedream"].stability == stability_limit(3, nesterov=True, microbatches=parts)
     # The planner's own delays per layer, not those of stages.
     run = simulate_method("layerpipe", LAYERS, 4, batch_size=64)
-    worst = max(run.gaps)
+    worst = max(run.lateness)
     limit = stability_limit(worst, nesterov=True, microbatches=run.microbatches)
     assert found["layerpipe"].stability == pytest.approx(limit)
     assert found["layerpipe"].staleness == worst / run.microbatches

@@ -186,7 +186,7 @@ def watched_activations(name: str, precision: str = "fp32") -> dict[str, Any]:
 
 
 class Slices(nn.Module):
-    """Returns views with gaps, overlaps and swapped dimensions, which no wire carries as they are."""
+    """Returns views with lateness, overlaps and swapped dimensions, which no wire carries as they are."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,11 +29,11 @@ def chain_costs(times: Sequence[int], mode: str = "divisible") -> list[LayerCost
     return [LayerCost(str(n), time, time, time, hadamard=factor) for n, time in enumerate(times)]
 
 
-def task_plan(times: Sequence[int], processors: int, mode: str, g: int = 0) -> Plan:
+def task_plan(times: Sequence[int], processors: int, mode: str, extra_delay: int = 0) -> Plan:
     """The planner's placement for a model of as many blocks, without any adaptation to the model."""
     plan = plan_layerpipe(chain_costs(times, mode), processors, mode)
     names = [str(n) for n in range(len(times))]
-    return executable(plan, names, [(n, n + 1) for n in range(len(times))], [1] * len(times), g=g)
+    return executable(plan, names, [(n, n + 1) for n in range(len(times))], [1] * len(times), extra_delay=extra_delay)
 
 
 def residual_net(blocks: int, width: int = 5) -> nn.Sequential:

@@ -37,7 +37,7 @@ def advise_method(
         return None
     chosen = method.rules().forward.prediction
     return advise(
-        method.gaps(stages),
+        method.lateness(stages),
         momentum=float(momentum),
         nesterov=bool(group.get("nesterov", False)),
         predictor=None if chosen is None else chosen.name,
@@ -63,7 +63,7 @@ class Cure:
 class Advice:
     """What the delay of every stage costs. `warning` is None when nothing is expected to be lost."""
 
-    gaps: tuple[int, ...]
+    lateness: tuple[int, ...]
     limits: tuple[float, ...]
     verdicts: tuple[Verdict, ...]
     microbatches: int
@@ -79,13 +79,13 @@ class Advice:
             1     0         0.0   1.357  about bp
         """
         lines = ["stage   gap  in updates      a*  verdict"]
-        for stage, (gap, limit, verdict) in enumerate(zip(self.gaps, self.limits, self.verdicts, strict=True)):
+        for stage, (gap, limit, verdict) in enumerate(zip(self.lateness, self.limits, self.verdicts, strict=True)):
             lines.append(f"{stage:>5} {gap:>5} {gap / self.microbatches:>11.1f} {limit:>7.3f}  {verdict}")
         return lines if self.warning is None else [*lines, self.warning]
 
 
 def advise(
-    gaps: Sequence[int],
+    lateness: Sequence[int],
     *,
     momentum: float = 0.9,
     nesterov: bool = False,
@@ -99,7 +99,7 @@ def advise(
 
     **Arguments:**
 
-    - `gaps`: per stage, in micro-batches; see `stability_limit` for the other settings.
+    - `lateness`: per stage, in micro-batches; see `stability_limit` for the other settings.
     - `batch_size`: total samples per update, to keep the advised micro-batches from becoming too small.
     - `nesterov_available`: False for optimizers without that option (Adam).
 
@@ -111,16 +111,16 @@ def advise(
         stability_limit(
             gap, momentum=momentum, nesterov=nesterov, predictor=predictor, alpha=alpha, microbatches=microbatches
         )
-        for gap in gaps
+        for gap in lateness
     )
-    verdicts = tuple(_verdict(gap, limit) for gap, limit in zip(gaps, limits, strict=True))
+    verdicts = tuple(_verdict(gap, limit) for gap, limit in zip(lateness, limits, strict=True))
     warning, cure = None, None
     worst = min(range(len(limits)), key=lambda stage: (verdicts[stage] == "about bp", limits[stage]), default=None)
     if worst is not None and verdicts[worst] != "about bp":
         current = Cure(microbatches, nesterov, predictor, limits[worst], ())
-        cure = _cure(gaps[worst], current, momentum, alpha, batch_size, nesterov_available and momentum > 0.0)
-        warning = _warning(worst, gaps[worst] / microbatches, limits[worst], verdicts[worst], cure)
-    return Advice(tuple(gaps), limits, verdicts, microbatches, warning, cure)
+        cure = _cure(lateness[worst], current, momentum, alpha, batch_size, nesterov_available and momentum > 0.0)
+        warning = _warning(worst, lateness[worst] / microbatches, limits[worst], verdicts[worst], cure)
+    return Advice(tuple(lateness), limits, verdicts, microbatches, warning, cure)
 
 
 def _verdict(gap: int, limit: float) -> Verdict:

@@ -263,10 +263,10 @@ def _announce_delay(console: Console, advice: Advice | None) -> None:
     if advice is None:
         console.print("stability: no advice, since nothing is known of this optimizer's momentum")
         return
-    if not any(advice.gaps):
+    if not any(advice.lateness):
         console.print("stability: no gradient is late")
         return
-    for line in advice.table()[: len(advice.gaps) + 1]:
+    for line in advice.table()[: len(advice.lateness) + 1]:
         console.print(line)
     if advice.warning is not None:
         console.print(f"warning: {advice.warning}", style="bold yellow")

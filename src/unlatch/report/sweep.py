@@ -102,7 +102,7 @@ def sweep(
                     run.speedup,
                     run.utilisation,
                     float(simulation.bubble),
-                    max(run.gaps) / (run.microbatches * run.method.accumulate),
+                    max(run.lateness) / (run.microbatches * run.method.accumulate),
                     max(run.device_bytes()),
                     float(sum(simulation.link_bytes.values())) * run.microbatches,
                 )

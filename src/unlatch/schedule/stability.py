@@ -2,7 +2,7 @@
 
 On one direction of curvature c the update of a stage whose gradients come from older weights is a linear recursion in
 a = lr x c. Its limit a* is the first a at which a mode of the recursion leaves the unit circle. Micro-batch `b` runs
-forward at `U((b - gap) // M)` and updates `U(b // M)`, so the M micro-batches of one update see version gaps
+forward at `U((b - gap) // M)` and updates `U(b // M)`, so the M micro-batches of one update see version lateness
 `ceil((gap - j) / M)`, j = 0..M-1, the same in every period: counted in updates the recursion does not depend on time.
 
 With w the weights and g the summed gradient as z-transforms, w = -P(z) g for the optimizer and g = a A(z) w + a B(z) g
@@ -30,7 +30,7 @@ __all__ = [
     "geometric_factor",
     "predicts",
     "stability_limit",
-    "version_gaps",
+    "version_lateness",
     "wants_prediction",
 ]
 
@@ -51,10 +51,10 @@ def geometric_factor(momentum: float, steps: float) -> float:
     return float(steps) if momentum == 1.0 else momentum * (1.0 - momentum**steps) / (1.0 - momentum)
 
 
-def version_gaps(gap: int, microbatches: int) -> tuple[int, ...]:
+def version_lateness(gap: int, microbatches: int) -> tuple[int, ...]:
     """Updates between forward and backward weights, for each micro-batch of one update.
 
-    >>> version_gaps(5, 4)
+    >>> version_lateness(5, 4)
     (2, 1, 1, 1)
     """
     return tuple(-((j - gap) // microbatches) for j in range(microbatches))
@@ -93,7 +93,7 @@ def stability_limit(
         )
     if not 0.0 <= momentum < 1.0:
         raise ConfigError(f"momentum {momentum}: expected 0 <= momentum < 1")
-    return _first_crossing(version_gaps(gap, microbatches), momentum, nesterov, name, alpha)
+    return _first_crossing(version_lateness(gap, microbatches), momentum, nesterov, name, alpha)
 
 
 def _displacement(name: str, momentum: float, nesterov: bool, steps: int) -> tuple[float, float, float]:
@@ -115,10 +115,10 @@ def _displacement(name: str, momentum: float, nesterov: bool, steps: int) -> tup
 
 
 @lru_cache(maxsize=4096)
-def _first_crossing(gaps: tuple[int, ...], momentum: float, nesterov: bool, name: str, alpha: float) -> float:
+def _first_crossing(lateness: tuple[int, ...], momentum: float, nesterov: bool, name: str, alpha: float) -> float:
     terms = [
-        (gap, count / len(gaps), *(alpha * c for c in _displacement(name, momentum, nesterov, gap)))
-        for gap, count in Counter(gaps).items()
+        (gap, count / len(lateness), *(alpha * c for c in _displacement(name, momentum, nesterov, gap)))
+        for gap, count in Counter(lateness).items()
     ]
 
     def gain(theta: npt.NDArray[np.float64]) -> _Complex:
@@ -132,8 +132,8 @@ def _first_crossing(gaps: tuple[int, ...], momentum: float, nesterov: bool, name
             total += weight * z**-gap * (forward * optimizer + on_gradient / z)
         return total
 
-    # The gain turns about max(gaps) + 2 times over half the circle; near 0 it varies on the scale of 1 - momentum.
-    grid = np.union1d(np.geomspace(1e-7, 0.1, 400), np.linspace(0.01, math.pi, 64 * (max(gaps) + 4)))
+    # The gain turns about max(lateness) + 2 times over half the circle; near 0 it varies on the scale of 1 - momentum.
+    grid = np.union1d(np.geomspace(1e-7, 0.1, 400), np.linspace(0.01, math.pi, 64 * (max(lateness) + 4)))
     sign = np.signbit(gain(grid).imag)
     turns = np.flatnonzero(sign[1:-1] != sign[:-2])
     low, high, below = grid[turns], grid[turns + 1], sign[turns]

@@ -51,19 +51,20 @@ class LayerPipe(Delayed):
       rows of the batch. `"atomic"`: it may not. `"factor"`: its elementwise factor goes to the layer below.
     - `weights`: of the backward: a `"stash"` of the forward's, the `"latest"`, or a moving-`"average"` reconstruction
       of the forward's.
-    - `g`: slots by which every weight gradient comes later than its delay demands.
-    - `halves`: compute input and weight gradients one after the other in mode `"stages"` (`g` > 0 implies it).
+    - `extra_delay`: slots by which every weight gradient comes later than its delay demands.
+    - `split_backward`: compute input and weight gradients one after the other in mode `"stages"` (implied by an
+      `extra_delay`).
     - `costs`: of the layers, instead of a measurement: a costs file (as for `unlatch plan --costs`) or what it holds.
     - `delays`: per stage, set from the plan by `parallelize`.
 
-    >>> LayerPipe(mode="stages", g=1).gaps(3)
+    >>> LayerPipe(mode="stages", extra_delay=1).lateness(3)
     (5, 3, 1)
     """
 
     mode: Literal["divisible", "atomic", "factor", "stages"] = "divisible"
     weights: Literal["stash", "latest", "average"] = "stash"
-    g: Annotated[int, AtLeast(0)] = 0
-    halves: bool = False
+    extra_delay: Annotated[int, AtLeast(0)] = 0
+    split_backward: bool = False
     costs: str | tuple[LayerCost, ...] | None = None
     delays: tuple[int, ...] = ()
 
@@ -73,8 +74,8 @@ class LayerPipe(Delayed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.places_tasks and self.beta != 1.0:
-            raise ConfigError(f'layerpipe: beta acts between stages, so it needs mode="stages": got beta={self.beta}')
+        if self.places_tasks and self.shrink != 1.0:
+            raise ConfigError(f'layerpipe: shrink acts between stages, so it needs mode="stages": got {self.shrink}')
         object.__setattr__(self, "delays", tuple(self.delays))
         self.rules()
 
@@ -85,18 +86,18 @@ class LayerPipe(Delayed):
 
     def schedule(self, stages: int) -> Schedule:
         """The order of stages; where tasks are placed, that of the stages with the same number of hops."""
-        return split_rounds(stages, self.g) if self.g or self.halves else ticked(stages)
+        return split_rounds(stages, self.extra_delay) if self.extra_delay or self.split_backward else ticked(stages)
 
     def rules(self) -> Rules:
         return self._rules(Graph(), backward_weights(self.weights))
 
-    def gaps(self, stages: int) -> tuple[int, ...]:
-        return self.delays or super().gaps(stages)
+    def lateness(self, stages: int) -> tuple[int, ...]:
+        return self.delays or super().lateness(stages)
 
     def crossed(self, stages: int) -> list[int]:
         # The moving average stands in for the weights of the input gradient, which is not late by g.
         parts = (1 if self.microbatches == "auto" else self.microbatches) * self.accumulate
-        return [math.ceil((gap - self.g) / parts) for gap in self.gaps(stages)]
+        return [math.ceil((gap - self.extra_delay) / parts) for gap in self.lateness(stages)]
 
     def plan(
         self,

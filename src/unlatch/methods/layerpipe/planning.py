@@ -49,7 +49,7 @@ def plan_layers(
     (0, 1, 1)
     """
     if split != "auto":
-        return place_layers(make_plan(blocks, devices, split=split), method.mode, method.g)
+        return place_layers(make_plan(blocks, devices, split=split), method.mode, method.extra_delay)
     spans = group_blocks(blocks)
     maps = [linear_of(blocks, span, precision) for span in spans]
     costs = _costs(blocks, spans, method, sample, precision)
@@ -62,7 +62,16 @@ def plan_layers(
         note = f"{guess}; {note}" if note else guess
     counts = [count_parameters(blocks[start:end]) for start, end in spans]
     names = [block.name for block in blocks]
-    return executable(plan, names, spans, counts, loads=loads, g=method.g, measured=measured, note=note)
+    return executable(
+        plan,
+        names,
+        spans,
+        counts,
+        loads=loads,
+        extra_delay=method.extra_delay,
+        measured=measured,
+        note=note,
+    )
 
 
 def fit_tasks(plan: Plan, blocks: Sequence[Block], method: LayerPipe, precision: Precision = "fp32") -> Plan:
@@ -89,7 +98,8 @@ def fit_tasks(plan: Plan, blocks: Sequence[Block], method: LayerPipe, precision:
             "shared in this model: plan it with `unlatch plan CONF.toml`, or with --mode atomic"
         )
     dense = [task._replace(processor=used.index(task.processor)) for task in whole]
-    placed, groups = merge_whole_layers(shift_weight_gradients(retime(dense, len(spans)), method.g), len(spans))
+    late = shift_weight_gradients(retime(dense, len(spans)), method.extra_delay)
+    placed, groups = merge_whole_layers(late, len(spans))
     counts = [count_parameters(blocks[start:end]) for start, end in spans]
     return replace(
         plan,

@@ -116,7 +116,7 @@ def executable(
     parameters: Sequence[int],
     *,
     loads: Sequence[Fraction] | None = None,
-    g: int = 0,
+    extra_delay: int = 0,
     measured: bool = False,
     note: str = "",
 ) -> Plan:
@@ -127,11 +127,11 @@ def executable(
     - `names`, `spans`: of the blocks, and which of them form each layer.
     - `parameters`: of each layer.
     - `loads`: of the devices, if not the plan's own.
-    - `g`: slots by which weight gradients come later.
+    - `extra_delay`: slots by which weight gradients come later.
     """
     if len(spans) != len(plan.layers):
         raise PlanError(f"the plan is for {len(plan.layers)} layers, the model has {len(spans)}")
-    tasks, groups = merge_whole_layers(shift_weight_gradients(plan.tasks, g), len(plan.layers))
+    tasks, groups = merge_whole_layers(shift_weight_gradients(plan.tasks, extra_delay), len(plan.layers))
     return Plan(
         blocks=tuple(names),
         starts=tuple(spans[first][0] for first, _ in groups),
@@ -146,10 +146,10 @@ def executable(
     ).check()
 
 
-def place_layers(given: Plan, mode: str, g: int = 0) -> Plan:
+def place_layers(given: Plan, mode: str, extra_delay: int = 0) -> Plan:
     """A cut as a plan of tasks: whole layers, one per device, where the user said that they begin."""
     layers = len(given.starts)
-    tasks = shift_weight_gradients(retime(whole_layers(range(layers), layers), layers), g)
+    tasks = shift_weight_gradients(retime(whole_layers(range(layers), layers), layers), extra_delay)
     return replace(given, tasks=tuple(tasks), border_bytes=(), options={"mode": mode}).check()
 
 
