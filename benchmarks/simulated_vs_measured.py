@@ -235,7 +235,7 @@ def _simulated(case: Case, split: list[str] | None, seen: Sequence[Observation],
     if split is None:
         assert isinstance(case.method, LayerPipe)
         plan = plan_layerpipe(COSTS, 2, case.method.mode)
-        homes = {task.layer: task.processor for task in plan.tasks if task.kind == "F"}
+        homes = {task.layer: task.device for task in plan.tasks if task.kind == "F"}
         layers = tuple(seen[homes[n]].layers[n] for n in range(len(homes)))
         return float(simulate_layerpipe(replace(plan, layers=layers), 40, machine, exact=False).interval)
     return simulate_method(

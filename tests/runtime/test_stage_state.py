@@ -214,7 +214,7 @@ def test_other_optimizers(rules):
     check(Driver(rules, 0, optimizer="adamw"))
 
 
-@pytest.mark.parametrize("method", [XPipe(), XPipe(predict="difference"), CGAD(beta=0.9)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [XPipe(), XPipe(predict="difference"), CGAD(shrink=0.9)], ids=lambda m: m.name)
 def test_rules_that_methods_bring(method):
     check(Driver(method.rules(), 1))
 

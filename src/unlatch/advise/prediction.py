@@ -57,7 +57,7 @@ class MethodRun:
 
     @property
     def stages(self) -> int:
-        """Stages, or processors with something to do where tasks are placed."""
+        """Stages, or devices with something to do where tasks are placed."""
         return self.plan.plan.busy_devices if self.plan is not None else len(self.starts)
 
     @property

@@ -1,4 +1,4 @@
-"""Gradients of a layer on a processor other than its home, from tensors that were sent there.
+"""Gradients of a layer on a device other than its home, from tensors that were sent there.
 
 A linear map needs no more than them. Any other layer is run forward once more, at the weights of its forward, with the
 same random numbers and without counting in running statistics; this is the price of computing its gradient elsewhere.

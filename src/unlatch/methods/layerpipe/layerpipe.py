@@ -1,4 +1,4 @@
-"""LayerPipe: the two gradients of a layer as separate work, placed on processors so that all are equally busy."""
+"""LayerPipe: the two gradients of a layer as separate work, placed on devices so that all are equally busy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LayerPipe(Delayed):
 
     - `mode`: what is placed. `"stages"` is LayerPipe2: whole layers in stages, one hop per tick, delay 2S with S stages
       above. The others place forward (F), input gradient (D) and weight gradient (G) of every layer by themselves;
-      then `stages` of `parallelize` counts processors. `"divisible"`: a D may be shared by neighbours, split over the
+      then `stages` of `parallelize` counts devices. `"divisible"`: a D may be shared by neighbours, split over the
       rows of the batch. `"atomic"`: it may not. `"factor"`: its elementwise factor goes to the layer below.
     - `weights`: of the backward: a `"stash"` of the forward's, the `"latest"`, or a moving-`"average"` reconstruction
       of the forward's.
@@ -195,7 +195,7 @@ class _Building:
     def _reach(self, layer: int) -> int:
         """Slots between the forward and the use of its weights in a gradient."""
         tasks = self.flow.layers[layer]
-        used = [share.slot for share in tasks.input_gradient if share.processor == tasks.home]
+        used = [share.slot for share in tasks.input_gradient if share.device == tasks.home]
         used += [courier.slot - 1 for courier in self.flow.couriers(layer)]
         if not used and tasks.kind != "linear":
             used = [tasks.weight_gradient.slot]

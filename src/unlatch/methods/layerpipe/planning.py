@@ -91,13 +91,13 @@ def fit_tasks(plan: Plan, blocks: Sequence[Block], method: LayerPipe, precision:
             if kind != "H" or (found is not None and found.function is not None):
                 tasks.append(Task(kind, number, device, fraction))
     whole = _whole_shares(tasks, [found is not None for found in linear])
-    used = sorted({task.processor for task in whole})
+    used = sorted({task.device for task in whole})
     if len(used) < plan.busy_devices:
         raise PlanError(
             f"the plan file {plan.source} gives some devices nothing but a share of an input gradient that cannot be "
             "shared in this model: plan it with `unlatch plan CONF.toml`, or with --mode atomic"
         )
-    dense = [task._replace(processor=used.index(task.processor)) for task in whole]
+    dense = [task._replace(device=used.index(task.device)) for task in whole]
     late = shift_weight_gradients(retime(dense, len(spans)), method.extra_delay)
     placed, groups = merge_whole_layers(late, len(spans))
     counts = [count_parameters(blocks[start:end]) for start, end in spans]

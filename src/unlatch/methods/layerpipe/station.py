@@ -251,7 +251,7 @@ class TaskStation(Station):
             return self.away.input_gradient(self._own_rows(share, gradient, shape[0]), weights, shape)
         assert self.away is not None
         assert gradient is not None
-        both = self.tasks.weight_gradient.processor == self.device
+        both = self.tasks.weight_gradient.device == self.device
         found = self.away.differentiate(micro, inputs, weights, gradient, for_inputs=True, for_weights=both)
         if both:
             self._weight_gradients[micro.id] = found.weights
