@@ -25,7 +25,7 @@ from unlatch.transport.mail import Mail
 
 sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 DELAYED = ["pipedream", "pipedream-2bw", "ddg", "fr", "fdg", "adl", "dsp", "dtr", "dtrp", "petra"]
-LAYERPIPE = [LayerPipe(mode="stages"), LayerPipe(mode="stages", extra_delay=1), LayerPipe(mode="stages", weights="latest")]
+LAYERPIPE = [LayerPipe(mode="stages", **more) for more in ({}, {"extra_delay": 1}, {"weights": "latest"})]
 EXACT_AT_FORWARD = [
     PipeDream(microbatches=1),
     FDG(microbatches=2),

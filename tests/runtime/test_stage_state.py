@@ -49,7 +49,7 @@ class Driver:
     index: int = 0
     count: int = 3
     optimizer: str = "nesterov"
-    split_backward: bool = False
+    halves: bool = False
     reversible: bool = False
     delay: int = DELAY
     stage: Stage = field(init=False)
@@ -98,7 +98,7 @@ class Driver:
         for number in range(micros + behind + 1):
             listed += [("F", number)] if number < micros else []
             now, late = number - behind, number - behind - 1
-            if self.split_backward:
+            if self.halves:
                 listed += [("I", now)] if 0 <= now < micros else []
                 listed += [("W", late), ("U", late)] if 0 <= late < micros else []
             elif 0 <= now < micros:
@@ -171,7 +171,7 @@ def test_a_stage_that_was_saved_goes_on_alike(rules, index):
 
 @pytest.mark.parametrize("rules", [*GRAPHS, *INPUTS[1:], COUNTED_FIRST], ids=named)
 def test_a_pending_second_half_is_saved_as_well(rules):
-    check(Driver(rules, 1, split_backward=True))
+    check(Driver(rules, 1, halves=True))
 
 
 def test_a_half_without_an_update_in_between():
