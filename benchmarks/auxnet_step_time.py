@@ -21,10 +21,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
+from unlatch.methods.auxnet.partition import auxnet_split
 from unlatch.methods.local.statistics import layer_parallel_times
 from unlatch.models import build
 from unlatch.nn.chain import chain
-from unlatch.plan.auxnet_partition import auxnet_split
 
 TARGET = 0.65
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)

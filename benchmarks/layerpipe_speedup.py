@@ -1,6 +1,6 @@
-"""Claim examined: LayerPipe is 25 % faster than PipeDream on average and up to 80 % with 7 to 9 processors.
+"""Claim examined: LayerPipe is 25 % faster than PipeDream on average and up to 80 % with 7 to 9 devices.
 
-The published abstract gives these two numbers, not the networks, not the processor. So: this library's planner (a
+The published abstract gives these two numbers, not the networks, not the device. So: this library's planner (a
 reconstruction) against the best straight pipeline of whole layers, for P = 2..16, on all networks of
 `unlatch.plan.networks` and several models of what a task costs. Nothing is timed; the answer is the same everywhere.
 
@@ -18,9 +18,9 @@ from typing import Any
 from common import write
 from matplotlib.figure import Figure
 
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.networks import mac_costs, network_names, network_shapes, systolic_costs
 from unlatch.plan.pipedream import plan_pipedream, plan_straight
 
@@ -43,7 +43,7 @@ def cost_models(network: str) -> dict[str, list[LayerCost]]:
 
 
 def study(costs: Sequence[LayerCost]) -> dict[str, Any]:
-    """Speed-ups over the straight pipeline for every number of processors, and where they come from."""
+    """Speed-ups over the straight pipeline for every number of devices, and where they come from."""
     found: dict[str, list[float]] = {
         key: []
         for key in (
@@ -91,7 +91,7 @@ def table(results: dict[str, dict[str, Any]], model: str) -> list[str]:
 
 
 def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over all networks, for each cost model: the mean, the share of cases with 1.8 or more at 7 to 9 processors."""
+    """Over all networks, for each cost model: the mean, the share of cases with 1.8 or more at 7 to 9 devices."""
     rows = []
     for model in next(iter(results.values())):
         cases = [models[model] for models in results.values()]
@@ -115,7 +115,7 @@ def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(results: dict[str, dict[str, Any]], models: Sequence[str]) -> Figure:
-    """Speed-up over the number of processors, a panel per cost model, with the claim marked."""
+    """Speed-up over the number of devices, a panel per cost model, with the claim marked."""
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     panels = figure.subplots(1, len(models), sharey=True)
     for axes, model in zip(panels, models, strict=True):
@@ -124,12 +124,12 @@ def draw(results: dict[str, dict[str, Any]], models: Sequence[str]) -> Figure:
         axes.axhline(1.8, color="#999999", linewidth=1, linestyle="--")
         for (network, found), colour in zip(results.items(), COLOURS, strict=False):
             axes.plot(list(PROCESSORS), found[model]["divisible"], color=colour, marker=".", label=network)
-        axes.set(xlabel="processors", title=model)
+        axes.set(xlabel="devices", title=model)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     panels[0].set_ylabel("speed-up over the straight pipeline")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    figure.suptitle("Planned, not measured. Dotted: 1.25; dashed: 1.8; grey: 7 to 9 processors", fontsize=10)
+    figure.suptitle("Planned, not measured. Dotted: 1.25; dashed: 1.8; grey: 7 to 9 devices", fontsize=10)
     return figure
 
 
@@ -156,7 +156,7 @@ def main() -> None:
             f"{row['network']} | {reached} | {row['less_traffic']:.0%} | {row['less_than_replicas']:.0%} |"
         )
     command = "python benchmarks/layerpipe_speedup.py"
-    result = {"command": command, "processors": list(PROCESSORS), "summary": overview, "networks": results}
+    result = {"command": command, "devices": list(PROCESSORS), "summary": overview, "networks": results}
     print(write("layerpipe_speedup", result))
     if not args.no_plot:
         draw(results, ("mac", "systolic 16x16, batch 1", "systolic 128x128, batch 32")).savefig(PICTURE, dpi=110)

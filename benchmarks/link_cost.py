@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from unlatch.errors import PeerLost
-from unlatch.runtime.mail import BACKWARD, Mail, Message
-from unlatch.runtime.transport import Link
 from unlatch.schedule.channel import Channel
+from unlatch.transport.link import Link
+from unlatch.transport.mail import BACKWARD, Mail, Message
 
 _COUNT = 8
 

@@ -36,12 +36,12 @@ from matplotlib.lines import Line2D
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from unlatch.api.probe import Comparison
-from unlatch.api.statistics import StageStatistics
 from unlatch.data.digits import digits
 from unlatch.methods import PETRA, Compose, Method, buffer_settings
 from unlatch.models import build
 from unlatch.schedule import ticked
+from unlatch.train.probe import Comparison
+from unlatch.train.statistics import StageStatistics
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

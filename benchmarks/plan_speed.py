@@ -1,6 +1,6 @@
-"""Claim: a chain of 1,000 layers on 64 processors is planned in under 2 s, in every mode.
+"""Claim: a chain of 1,000 layers on 64 devices is planned in under 2 s, in every mode.
 
-python benchmarks/plan_speed.py [--layers 1000] [--processors 64] [--repeats 3]
+python benchmarks/plan_speed.py [--layers 1000] [--devices 64] [--repeats 3]
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from common import interleave, spread, write
 
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.pipedream import plan_pipedream, plan_straight
 from unlatch.schedule.channel import Channel
 
@@ -35,10 +35,10 @@ def chain(layers: int) -> list[LayerCost]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=1000)
-    parser.add_argument("--processors", type=int, default=64)
+    parser.add_argument("--devices", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    costs, count = chain(args.layers), args.processors
+    costs, count = chain(args.layers), args.devices
     slow = Channel(bandwidth=2e4, overlapped=False)
     planners: dict[str, Callable[[], object]] = {
         "layerpipe, divisible": lambda: plan_layerpipe(costs, count),
@@ -66,7 +66,7 @@ def main() -> None:
     found = {name: spread(values) for name, values in times.items()}
     for name, row in found.items():
         print(f"{name:32} {row['median']:.2f} s [{row['min']:.2f}, {row['max']:.2f}]")
-    command = f"python benchmarks/plan_speed.py --layers {args.layers} --processors {count} --repeats {args.repeats}"
+    command = f"python benchmarks/plan_speed.py --layers {args.layers} --devices {count} --repeats {args.repeats}"
     print(write("plan_speed", {"command": command, "seconds": found}))
 
 

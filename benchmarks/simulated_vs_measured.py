@@ -38,7 +38,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from unlatch.api.method_run import simulate_method
+from unlatch.advise.prediction import simulate_method
 from unlatch.methods import LayerPipe, Method, get
 from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.models import build
@@ -93,7 +93,7 @@ class Case:
     @property
     def keeps_weights(self) -> bool:
         """Whether an update of this rank's stage must leave the weights before it intact."""
-        return self.method.rules().backward.copies(self.method.gaps(2)[dist.get_rank()]) > 0
+        return self.method.rules().backward.copies(self.method.lateness(2)[dist.get_rank()]) > 0
 
 
 RESNET, REVNET = partial(picture_net, "resnet20"), partial(picture_net, "revnet14")
@@ -235,7 +235,7 @@ def _simulated(case: Case, split: list[str] | None, seen: Sequence[Observation],
     if split is None:
         assert isinstance(case.method, LayerPipe)
         plan = plan_layerpipe(COSTS, 2, case.method.mode)
-        homes = {task.layer: task.processor for task in plan.tasks if task.kind == "F"}
+        homes = {task.layer: task.device for task in plan.tasks if task.kind == "F"}
         layers = tuple(seen[homes[n]].layers[n] for n in range(len(homes)))
         return float(simulate_layerpipe(replace(plan, layers=layers), 40, machine, exact=False).interval)
     return simulate_method(

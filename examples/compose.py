@@ -39,7 +39,7 @@ def main() -> None:
         unlatch.Trainer(run).fit(unlatch.data.Loader(train, batch_size=64, shuffle=True), epochs=3)
         accuracy = run.evaluate(unlatch.data.Loader(test))["accuracy"]
         stale = [f"{stage.staleness:.1f}" for stage in run.statistics()]
-        print(f"{name}: gaps {method.gaps(3)}, staleness {' '.join(stale)}, test accuracy {accuracy:.3f}")
+        print(f"{name}: lateness {method.lateness(3)}, staleness {' '.join(stale)}, test accuracy {accuracy:.3f}")
 
 
 if __name__ == "__main__":

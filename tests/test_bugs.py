@@ -12,8 +12,8 @@ import unlatch
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
 from unlatch.errors import DataError, PeerLost, StageFailed, TransportError
-from unlatch.runtime.mail import FORWARD, Message
-from unlatch.runtime.wire import open_envelope, seal
+from unlatch.transport.mail import FORWARD, Message
+from unlatch.transport.wire import open_envelope, seal
 
 
 def sgd(params: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ EXPECTED = {
     "torchrun.py": r"test accuracy 0\.[89]",
     "own_model.py": r"balance \d+%\ntest accuracy 0\.[89]",
     "own_loop.py": r"test accuracy 0\.[89]\d*\nlayers\.0\.linear\.bias ",
-    "compose.py": r"dtr on 1f1b: gaps \(2, 1, 0\), .* test accuracy 0\.[89]",
+    "compose.py": r"dtr on 1f1b: lateness \(2, 1, 0\), .* test accuracy 0\.[89]",
     "new_method.py": r"Slow\(microbatches=4, .*\): test accuracy 0\.[89]",
 }
 

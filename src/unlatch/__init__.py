@@ -1,8 +1,8 @@
 """Unlatch: train deep networks without lock-step backpropagation."""
 
 from . import data, errors, methods, models, nn, schedule
-from .api import Epoch, Run, StageStatistics, StepResult, Trainer, parallelize
-from .runtime.launch import Ranks, launch
+from .train import Epoch, Run, StageStatistics, StepResult, Trainer, parallelize
+from .transport.launch import Ranks, launch
 
 __version__ = "0.1.0"
 

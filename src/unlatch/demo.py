@@ -22,7 +22,7 @@ from .methods import BASELINE
 from .report.comparison import comparison_table, rows_of
 from .report.page import write_comparison
 from .report.record import Record, read_run
-from .runtime.launch import Ranks
+from .transport.launch import Ranks
 
 __all__ = ["main"]
 

@@ -92,7 +92,7 @@ def recursion(
     predict: str = "none",
     gamma: float = 1.0,
     scale: Callable[[int, int], float] = lambda stage, update: 1.0,
-    beta: float = 1.0,
+    shrink: float = 1.0,
     collected: Callable[[int, list[Tensor], int], list[Tensor]] = lambda stage, gradients, age: gradients,
     seed: int = 0,
 ) -> Trajectory:
@@ -109,7 +109,7 @@ def recursion(
       follows at once, that is always so.
     - `delays`: per stage, the updates d that the decay of such an average, (d-1)/(d+1), is made for.
     - `predict`: weight predictor of the forward: `none`, `difference`, `linear`, `geometric`, `constant-gradient`.
-    - `gamma`, `beta`: step-size factor per stage below the last, gradient factor per border crossed.
+    - `gamma`, `shrink`: step-size factor per stage below the last, gradient factor per border crossed.
     - `scale`: of (stage, update): a further factor on the step size.
     - `collected`: of (stage, gradients of its weights for one micro-batch, their age in updates): what is added up.
     """
@@ -165,8 +165,8 @@ def recursion(
                 loss = loss_fn(out, y)
                 path.losses.append(float(loss.detach()))
                 out = loss / per_update if per_update > 1 else loss
-            elif beta != 1.0:
-                cotangent = cotangent * beta
+            elif shrink != 1.0:
+                cotangent = cotangent * shrink
             wanted = [*w.values(), *([h] if k > 0 else [])]
             found = torch.autograd.grad(out, wanted, cotangent, allow_unused=True)
             cotangent = found[-1] if k > 0 else None

@@ -20,7 +20,7 @@ from unlatch.methods.local.statistics import LocalStatistics, layer_parallel_tim
 from unlatch.models import build
 from unlatch.nn.auxiliary import Capacity
 from unlatch.runtime.events import Event, Recorder
-from unlatch.runtime.mail import Mail, Message
+from unlatch.transport.mail import Mail, Message
 
 DATA = images([12, 12, 12])
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unlatch.errors import PlanError
+from unlatch.methods.auxnet.partition import auxnet_split, auxnet_starts, prediction_costs
+from unlatch.methods.local.speedup import LayerParallelTimes
 from unlatch.models import build
 from unlatch.nn.auxiliary import coarse_parts, find_borders, measure_blocks
 from unlatch.nn.chain import chain
-from unlatch.plan.auxnet_partition import auxnet_split, auxnet_starts, prediction_costs
-from unlatch.schedule.layer_parallel import LayerParallelTimes
 
 
 def dearest(costs: list[int], predictions: list[int], starts: tuple[int, ...]) -> int:

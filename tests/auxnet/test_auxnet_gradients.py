@@ -16,7 +16,7 @@ from unlatch.methods import AuxNet
 from unlatch.methods.auxnet.mismatch import BorderRule
 from unlatch.methods.auxnet.probe import serial_gradients
 from unlatch.methods.auxnet.sources import Raw
-from unlatch.runtime.micro import Micro
+from unlatch.transport.mail import Micro
 
 BETAS = [1e-3, 1.0, 1e3]
 

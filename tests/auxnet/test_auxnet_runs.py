@@ -21,7 +21,7 @@ from unlatch.methods.auxnet.station import check_same, checksum
 from unlatch.methods.local.stations import LOSS
 from unlatch.methods.local.statistics import layer_parallel_times
 from unlatch.runtime import engine
-from unlatch.runtime.micro import Micro
+from unlatch.transport.mail import Micro
 
 DATA = images([12, 12, 12, 5])
 VARIANTS = {

@@ -15,7 +15,7 @@ from recording import Optimizers, RecordingSGD
 from unlatch.methods import AuxVar
 from unlatch.methods.auxnet.records import BorderValues
 from unlatch.methods.auxnet.sources import Raw, Source
-from unlatch.runtime.micro import Micro
+from unlatch.transport.mail import Micro
 
 
 class Sweeps:

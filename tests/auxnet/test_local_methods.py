@@ -26,7 +26,7 @@ from unlatch.nn.auxiliary import coarse_parts, find_borders
 from unlatch.nn.chain import chain
 from unlatch.nn.heads import GradientSynthesiser, local_head
 from unlatch.rules.ramp import value_at
-from unlatch.runtime.micro import Micro
+from unlatch.transport.mail import Micro
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 

@@ -76,8 +76,8 @@ def costs(tmp_path):
 def answer(unlatch, costs):
     """The JSON that `unlatch plan` prints for a chain."""
 
-    def ask(layers: object, processors: int, *flags: object) -> dict:
-        result = unlatch("plan", "--costs", costs(layers), "--devices", processors, *flags, "--json")
+    def ask(layers: object, devices: int, *flags: object) -> dict:
+        result = unlatch("plan", "--costs", costs(layers), "--devices", devices, *flags, "--json")
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from unlatch.runtime import launch
+from unlatch.transport import launch
 
 BAD = {
     "unknown key": (["train", "conf.toml", "--set", "optimizer.momentun=0.5"], 2, ["momentun", "momentum"]),

@@ -47,10 +47,10 @@ def test_train_refused_plans_that_plan_offers(unlatch, plan_of_conf, flags):
     assert f"stages = {plan['busy_devices']}\n" in settings
 
 
-@pytest.mark.parametrize("processors", [1, 20])
-def test_train_refused_plans_of_auto(unlatch, plan_of_conf, processors):
-    """On as many processors as each method uses, of which there may be fewer than were given."""
-    plan = plan_of_conf("--devices", processors)
+@pytest.mark.parametrize("devices", [1, 20])
+def test_train_refused_plans_of_auto(unlatch, plan_of_conf, devices):
+    """On as many devices as each method uses, of which there may be fewer than were given."""
+    plan = plan_of_conf("--devices", devices)
     assert trained(unlatch, "--plan", "plan.json")["method"] == plan["ranking"][0]["method"]
     for name in ("layerpipe", "zb-h1", "dgl"):
         stages = next(one["stages"] for one in plan["ranking"] if one["method"] == name)
@@ -76,7 +76,7 @@ def test_training_follows_the_tasks_of_the_plan(unlatch, plan_of_conf):
     shown = unlatch("train", "conf.toml", "--plan", "plan.json", "--processes", 1, "--out", "run").stdout
     assert "as plan.json says" in shown
     delays = [int(line.rsplit(" ", 1)[1]) for line in shown.splitlines() if line.startswith("layer ")]
-    # Neighbours on one processor are one layer to training.
+    # Neighbours on one device are one layer to training.
     assert [d for n, d in enumerate(plan["delays"]) if n == 0 or d != plan["delays"][n - 1]] == list(
         dict.fromkeys(delays)
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-#: LayerPipe divisible, LayerPipe atomic, straight PipeDream: by number of processors.
+#: LayerPipe divisible, LayerPipe atomic, straight PipeDream: by number of devices.
 INTERVALS = {
     "unit": {
         1: (11, 11, 11),
@@ -44,23 +44,23 @@ def chain(*times: float, **other: object) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("name", INTERVALS)
 def test_intervals_of_both_chains(answer, name):
-    for processors, (divisible, atomic, straight) in INTERVALS[name].items():
+    for devices, (divisible, atomic, straight) in INTERVALS[name].items():
         for mode, expected in (("divisible", divisible), ("atomic", atomic)):
-            found = answer(chain(*TIMES[name]), processors, "--method", "layerpipe", "--mode", mode)
-            assert found["initiation_interval"] == expected, (mode, processors)
+            found = answer(chain(*TIMES[name]), devices, "--method", "layerpipe", "--mode", mode)
+            assert found["initiation_interval"] == expected, (mode, devices)
             assert found.keys() >= {*KEYS, "tasks"}
-            assert len(found["loads"]) == processors
+            assert len(found["loads"]) == devices
             assert max(found["loads"]) == expected
             assert sum(found["loads"]) == pytest.approx(3 * sum(TIMES[name]) - TIMES[name][0])
-            assert found["utilisation"] == pytest.approx(sum(found["loads"]) / processors / expected)
+            assert found["utilisation"] == pytest.approx(sum(found["loads"]) / devices / expected)
             assert {"task", "layer", "device", "fraction", "slot"} <= found["tasks"][0].keys()
-        found = answer(chain(*TIMES[name]), processors, "--method", "pipedream")
+        found = answer(chain(*TIMES[name]), devices, "--method", "pipedream")
         assert found["initiation_interval"] == straight
         assert found.keys() >= KEYS
 
 
 def mapping(found: dict) -> list[list[str]]:
-    """What each processor does, as `task + layer from 1 on [x fraction] @ slot`."""
+    """What each device does, as `task + layer from 1 on [x fraction] @ slot`."""
     rows: list[list[str]] = [[] for _ in found["loads"]]
     for task in found["tasks"]:
         share = "" if task["fraction"] == 1 else f"*{task['fraction']}"
@@ -82,10 +82,10 @@ MAPPINGS = {
 }
 
 
-@pytest.mark.parametrize("processors", MAPPINGS)
-def test_mappings_slots_and_delays_of_equal_layers(answer, processors):
-    rows, delays, utilisation = MAPPINGS[processors]
-    found = answer(chain(1, 1, 1, 1), processors, "--method", "layerpipe")
+@pytest.mark.parametrize("devices", MAPPINGS)
+def test_mappings_slots_and_delays_of_equal_layers(answer, devices):
+    rows, delays, utilisation = MAPPINGS[devices]
+    found = answer(chain(1, 1, 1, 1), devices, "--method", "layerpipe")
     assert mapping(found) == [sorted(row.split()) for row in rows]
     assert found["delays"] == delays
     assert found["utilisation"] == utilisation

@@ -86,14 +86,14 @@ def test_bench_inline(unlatch, conf):
 
 
 def test_bench_says_which_options_it_leaves_out(unlatch, conf):
-    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nbeta = 0.5\n')
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nshrink = 0.5\n')
     flags = ("--processes", 1, "--repeats", 1, "--steps", 1, "--skip", 0, "--set", "method.pull=3.0")
     result = unlatch("bench", conf, "--methods", "dtr,auxnet", *flags)
     assert result.exit_code == 0, result.output
     notes = [line for line in result.stdout.splitlines() if line.startswith("note: ")]
     assert notes == [
         "note: dtr has no option pull: dropped what the settings say for fdg",
-        "note: auxnet means something else by beta: dropped what the settings say for fdg",
+        "note: auxnet has no option shrink: dropped what the settings say for fdg",
     ]
 
 

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 
 import unlatch as package
 from unlatch import config
-from unlatch.api import Trainer
-from unlatch.api.batching import Compensation
 from unlatch.cli.prepare import loaders, make_run, prepare
 from unlatch.cli.stopping import stop_file, stopping_on_signals
 from unlatch.io import checkpoint, metrics
+from unlatch.train import Trainer
+from unlatch.train.batching import Compensation
 
 SOURCE = str(Path(package.__file__).parent.parent)
 CONSTANT = ["--set", "lr.shape=constant", "--set", "optimizer.lr=0.05"]

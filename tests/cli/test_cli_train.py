@@ -90,25 +90,33 @@ def test_another_method_drops_options_it_does_not_know(unlatch, conf):
     assert "FDG(microbatches=1, accumulate=2" in result.stdout
 
 
-@pytest.mark.parametrize("asked", [("--method", "auxnet"), ("--set", "method.name=auxnet")])
+@pytest.mark.parametrize("asked", [("--method", "petra"), ("--set", "method.name=petra")])
 def test_an_option_of_the_same_name_is_not_taken_over(unlatch, conf, asked):
-    """The gradient shrinking of fdg silently became the penalty of auxnet."""
-    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nbeta = 0.5\naccumulate = 2\n')
+    """An option of fdg silently became one of auxnet, by whose name it went as well."""
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nweights = "stash"\naccumulate = 2\n')
     result = unlatch("train", conf, *asked)
     assert result.exit_code == 0, result.output
-    assert "note: auxnet means something else by beta: dropped what the settings say for fdg" in result.stdout
-    assert re.search(r"AuxNet\(microbatches=1, accumulate=2, .*\bbeta=1.0,", result.stdout)
+    assert "note: petra means something else by weights: dropped what the settings say for fdg" in result.stdout
+    assert re.search(r"PETRA\(microbatches=2, accumulate=2, .*\bweights='current',", result.stdout)
+
+
+def test_an_option_that_the_other_method_lacks_is_dropped_with_a_word(unlatch, conf):
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nshrink = 0.5\n')
+    result = unlatch("train", conf, "--method", "auxnet")
+    assert result.exit_code == 0, result.output
+    assert "note: auxnet has no option shrink: dropped what the settings say for fdg" in result.stdout
+    assert re.search(r"AuxNet\(.*\bbeta=1.0,", result.stdout)
 
 
 def test_an_option_that_methods_share_is_taken_over(unlatch, conf):
-    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nbeta = 0.5\npredict = "linear"\n')
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nshrink = 0.5\npredict = "linear"\n')
     result = unlatch("train", conf, "--method", "dtrp")
     assert "note: " not in result.stdout
-    assert "predict='linear', gamma=1.0, beta=0.5" in result.stdout
+    assert "predict='linear', gamma=1.0, shrink=0.5" in result.stdout
 
 
 def test_overrides_are_for_the_method_that_is_chosen(unlatch, conf):
-    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nbeta = 0.5\n')
+    conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nshrink = 0.5\n')
     result = unlatch("train", conf, "--method", "auxnet", "--set", "method.beta=2.0", "--set", "method.pull=3.0")
     assert result.exit_code == 0, result.output
     assert "note: auxnet means" not in result.stdout

@@ -40,16 +40,16 @@ def train(model, method, stages, data, optimizer):
 
 
 def follows(method, stages, sgd=MOMENTUM, optimizer=None, batches=9, tolerance=1e-13, **options: Any):
-    """Train, and compare with the recursion that the method's gaps and rules give."""
+    """Train, and compare with the recursion that the method's lateness and rules give."""
     model, data = tanh_net(stages), vectors(batches, size=12)
-    m, gaps, rules = method.microbatches, method.gaps(stages), method.rules()
+    m, lateness, rules = method.microbatches, method.lateness(stages), method.rules()
     per_update = m * method.accumulate
     truth = recursion(
         list(copy.deepcopy(model)),
         [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)],
         mse_loss,
         sgd,
-        lambda k, i: max(0, i - gaps[k]) // per_update,
+        lambda k, i: max(0, i - lateness[k]) // per_update,
         per_update=per_update,
         backward=rules.backward.taken_at,
         mixed=rules.mixes,
@@ -191,9 +191,9 @@ def gate(method, stages, means):
 @pytest.mark.parametrize(("parts", "accumulate"), [(1, 1), (3, 1), (2, 2)])
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_cgad_weighs_each_gradient_by_cosine_and_age(stages, parts, accumulate):
-    method = CGAD(microbatches=parts, accumulate=accumulate, alpha=0.3, memory=0.8, beta=0.9)
+    method = CGAD(microbatches=parts, accumulate=accumulate, alpha=0.3, memory=0.8, shrink=0.9)
     means: dict[int, Any] = {}
-    follows(method, stages, batches=9 * accumulate, beta=0.9, collected=gate(method, stages, means))
+    follows(method, stages, batches=9 * accumulate, shrink=0.9, collected=gate(method, stages, means))
     assert sorted(means) == list(range(stages - 1))
 
 

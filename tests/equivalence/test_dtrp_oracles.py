@@ -20,8 +20,8 @@ from recording import Forwards, Optimizers, RecordingSGD, feed, listening, stage
 from small_nets import CONV_SPLITS, conv_net, images, tanh_net, vectors
 from unlatch.methods import DTR, DTRP, FDG, FR, get
 from unlatch.reference import SGD, recursion
-from unlatch.runtime.micro import Micro
 from unlatch.runtime.stage import Stage, StageOptions
+from unlatch.transport.mail import Micro
 
 MOMENTUM = {"lr": 0.05, "momentum": 0.9}
 
@@ -195,7 +195,7 @@ def test_oracle_09_without_motion_the_second_forward_equals_the_first(method, mi
     feed(run, images([12] * 8))
     for forwards in watched[:-1]:
         assert len(forwards.first) == 8 * microbatches
-        assert forwards.gaps() == [0.0] * (8 * microbatches)
+        assert forwards.lateness() == [0.0] * (8 * microbatches)
     assert not watched[-1].first
 
 
@@ -221,7 +221,7 @@ def test_oracle_14_step_size_and_gradient_shrinking_are_the_same_without_decay(m
     # Halving is exact in floating point, so the two must agree to the last bit.
     data, plain = vectors(12), Optimizers(torch.optim.SGD, **MOMENTUM)
     by_step, _ = trained(method(microbatches=1, gamma=0.5), 4, data, plain)
-    by_gradient, _ = trained(method(microbatches=1, beta=0.5), 4, data, plain)
+    by_gradient, _ = trained(method(microbatches=1, shrink=0.5), 4, data, plain)
     untouched, _ = trained(method(microbatches=1), 4, data, plain)
     identity, _ = trained(method(microbatches=1, gamma=1.0), 4, data, plain)
     assert same(by_step, by_gradient)
@@ -230,7 +230,7 @@ def test_oracle_14_step_size_and_gradient_shrinking_are_the_same_without_decay(m
 
     decaying = Optimizers(torch.optim.SGD, **MOMENTUM, weight_decay=0.01)
     one, _ = trained(method(microbatches=1, gamma=0.5), 4, data, decaying)
-    other, _ = trained(method(microbatches=1, beta=0.5), 4, data, decaying)
+    other, _ = trained(method(microbatches=1, shrink=0.5), 4, data, decaying)
     assert not same(one, other)
 
 

@@ -10,7 +10,7 @@ import unlatch
 from recording import Forwards, Optimizers, RecordingSGD, Scripted, feed, listening, stages_of
 from small_nets import tanh_net, vectors
 from unlatch.methods import DTR, DTRP
-from unlatch.runtime.mail import BACKWARD
+from unlatch.transport.mail import BACKWARD
 
 STAGES = 4
 #: Rounds after which every stage has updates behind it that a predictor can look at.
@@ -32,7 +32,7 @@ def activation_gaps(run, data):
     """Per stage below the last, by how much the second forward of each batch differs from the first."""
     watched = [Forwards(stage.module) for stage in stages_of(run)[:-1]]
     feed(run, data)
-    return [forwards.gaps() for forwards in watched]
+    return [forwards.lateness() for forwards in watched]
 
 
 def own_gaps(predict, optimizer, data, loss_fn=mse_loss):
@@ -43,10 +43,10 @@ def test_oracle_11_difference_is_exact_on_a_straight_line():
     data = vectors(20)
     predicted = own_gaps("difference", Optimizers(Scripted), data)
     unpredicted = own_gaps("none", Optimizers(Scripted), data)
-    for gaps in predicted:
-        assert max(gaps[WARM:]) < 1e-14
-    for gaps in unpredicted:
-        assert min(gaps[WARM:]) > 1e-3
+    for lateness in predicted:
+        assert max(lateness[WARM:]) < 1e-14
+    for lateness in unpredicted:
+        assert min(lateness[WARM:]) > 1e-3
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -62,18 +62,18 @@ def test_oracle_12_geometric_is_exact_while_coasting(nesterov):
         for i, (x, y) in enumerate(data)
     ]
 
-    def gaps(predict):
+    def lateness(predict):
         sgd = Optimizers(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=nesterov)
         return own_gaps(predict, sgd, weighted, loss_fn=fading)
 
     # Gradients still to come at the first forward of a batch are zero from here on.
     since = still + WARM
-    for stage in gaps("coasting"):
+    for stage in lateness("coasting"):
         assert max(stage[since:]) < 1e-14
-    for stage in gaps("linear"):
+    for stage in lateness("linear"):
         assert max(stage[since:]) > 1e-5
     if not nesterov:
-        for stage in gaps("geometric"):
+        for stage in lateness("geometric"):
             assert max(stage[since:]) < 1e-14
 
 

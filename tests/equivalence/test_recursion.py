@@ -52,8 +52,8 @@ def train(model, method, stages, data, sgd: SGD):
 
 
 def expected(model, method, stages, data, sgd: SGD, **options):
-    """The recursion for a method object, straight from its gaps."""
-    gaps, m = method.gaps(stages), method.microbatches
+    """The recursion for a method object, straight from its lateness."""
+    lateness, m = method.lateness(stages), method.microbatches
     micros = [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)]
     per_update = m * method.accumulate
     return recursion(
@@ -61,7 +61,7 @@ def expected(model, method, stages, data, sgd: SGD, **options):
         micros,
         mse_loss,
         sgd,
-        lambda k, i: max(0, i - gaps[k]) // per_update,
+        lambda k, i: max(0, i - lateness[k]) // per_update,
         per_update=per_update,
         backward=method.rules().backward.taken_at,
         mixed=method.rules().mixes,
@@ -75,7 +75,7 @@ def check(name, stages, sgd, steps=9, tolerance=0.0, **options):
     data = batches(steps * method.accumulate)
     model = net(stages)
     truth = expected(
-        copy.deepcopy(model), method, stages, data, sgd, predict=predict, gamma=method.gamma, beta=method.beta
+        copy.deepcopy(model), method, stages, data, sgd, predict=predict, gamma=method.gamma, shrink=method.shrink
     )
     losses = train(model, method, stages, data, sgd)
     for k, part in enumerate(model):
@@ -121,9 +121,9 @@ def test_accumulation(name):
 
 
 @pytest.mark.parametrize("name", ["fdg", "dtrp"])
-def test_gamma_and_beta(name):
+def test_gamma_and_shrink(name):
     check(name, 4, SGD(0.05, momentum=0.9), gamma=0.5, predict="none", tolerance=1e-15)
-    check(name, 4, SGD(0.05, momentum=0.9), beta=0.5, predict="none", tolerance=1e-15)
+    check(name, 4, SGD(0.05, momentum=0.9), shrink=0.5, predict="none", tolerance=1e-15)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])

@@ -20,15 +20,15 @@ from recording import feed, listening
 from unlatch.errors import PlanError
 from unlatch.methods import LayerPipe
 from unlatch.methods.layerpipe.entries import TaskLayout
+from unlatch.methods.layerpipe.task_planning import executable
 from unlatch.methods.layerpipe.workload import task_workload
 from unlatch.nn.tree import tree_bytes
 from unlatch.plan import Plan
 from unlatch.plan.dataflow import Dataflow, Sizes, layer_kinds
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.task_planning import executable
-from unlatch.runtime.mail import Mail
 from unlatch.schedule import buffers, simulate, streams
+from unlatch.transport.mail import Mail
 
 BATCHES = 9
 
@@ -70,7 +70,7 @@ def planned(specs: list[LayerSpec], devices: int, mode: str, g: int) -> Plan:
     costs = [LayerCost(str(n), spec.time, spec.time, spec.time, hadamard=factor) for n, spec in enumerate(specs)]
     plan = plan_layerpipe(costs, devices, mode, linear=[spec.shape != "bent" for spec in specs])
     names = [str(n) for n in range(len(specs))]
-    return executable(plan, names, [(n, n + 1) for n in range(len(specs))], [1] * len(specs), g=g)
+    return executable(plan, names, [(n, n + 1) for n in range(len(specs))], [1] * len(specs), extra_delay=g)
 
 
 def flow_of(plan: Plan, specs: list[LayerSpec]) -> Dataflow:
@@ -140,7 +140,7 @@ def test_predicted_and_executed_agree(specs, devices, mode, g, samples):
     with allowed() as room, listening() as messages, counting() as forwards:
         run = unlatch.parallelize(
             model,
-            LayerPipe(mode=mode, microbatches=1, g=g),
+            LayerPipe(mode=mode, microbatches=1, extra_delay=g),
             stages=devices,
             loss_fn=mse_loss,
             optimizer=lambda params: torch.optim.SGD(params, lr=0.01),

@@ -18,12 +18,12 @@ from small_nets import tanh_net, vectors
 from unlatch.errors import PlanError
 from unlatch.methods import LayerPipe
 from unlatch.methods.layerpipe.planning import plan_layers
+from unlatch.methods.layerpipe.task_planning import charged_loads, place_tasks
 from unlatch.models import build
 from unlatch.nn.chain import chain
 from unlatch.nn.linear_map import linear_map
 from unlatch.plan.layer_costs import write_layer_costs
 from unlatch.plan.layer_groups import group_blocks
-from unlatch.plan.task_planning import charged_loads, place_tasks
 
 
 def plain_sgd(params):
@@ -31,8 +31,8 @@ def plain_sgd(params):
 
 
 def test_linear_maps_take_the_best_placement():
-    for processors, interval in ((1, 29), (2, 16), (3, 10), (4, 8), (5, Fraction(13, 2)), (6, 6)):
-        plan, loads, note = place_tasks(chain_costs(MIXED), processors, "divisible", [True] * 4)
+    for devices, interval in ((1, 29), (2, 16), (3, 10), (4, 8), (5, Fraction(13, 2)), (6, 6)):
+        plan, loads, note = place_tasks(chain_costs(MIXED), devices, "divisible", [True] * 4)
         assert plan.initiation_interval == max(loads) == interval
         assert note == ""
 
@@ -51,7 +51,7 @@ def test_a_second_forward_is_charged_and_avoided_where_it_does_not_pay():
     plan, loads, note = place_tasks(chain_costs(UNIT), 3, "atomic", [False] * 4)
     assert max(loads) == 5
     assert note == ""
-    assert {len({t.processor for t in plan.tasks if t.layer == n}) for n in range(4)} == {1}
+    assert {len({t.device for t in plan.tasks if t.layer == n}) for n in range(4)} == {1}
     # Whole layers 20, G of the third elsewhere 17 for 16: worth a forward.
     plan, loads, note = place_tasks(chain_costs(MIXED), 2, "atomic", [False] * 4)
     assert (max(plan.loads), max(loads)) == (16, 17)

@@ -15,13 +15,13 @@ CASES = [
     ("tanh", UNIT, 4, "divisible", {"weights": "average"}),
     ("tanh", MIXED, 3, "divisible", {"accumulate": 2}),
     ("tanh", UNIT, 6, "atomic", {"weights": "latest"}),
-    ("tanh", MIXED, 6, "factor", {"g": 1}),
+    ("tanh", MIXED, 6, "factor", {"extra_delay": 1}),
     ("residual", UNIT, 3, "atomic"),
     ("residual", UNIT, 6, "atomic", {"weights": "average"}),
     ("conv", MIXED, 2, "atomic"),
     ("conv", UNIT, 2, "divisible"),
     ("norm", UNIT, 6, "atomic"),
-    ("tanh", MIXED, 2, "stages", {"g": 1}),
+    ("tanh", MIXED, 2, "stages", {"extra_delay": 1}),
     ("tanh", MIXED, 2, "stages", {"weights": "latest", "predict": "geometric"}),
 ]
 

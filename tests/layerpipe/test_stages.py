@@ -38,14 +38,14 @@ PLAIN = SGD(0.1)
 
 def check_recursion(method, stages, sgd=PLAIN, steps=14, tolerance=0.0):
     model, data = tanh_net(stages), vectors(steps, size=12)
-    m, gaps = method.microbatches, [2 * (stages - 1 - k) + method.g for k in range(stages)]
+    m, lateness = method.microbatches, [2 * (stages - 1 - k) + method.extra_delay for k in range(stages)]
     per_update = m * method.accumulate
     truth = recursion(
         list(copy.deepcopy(model)),
         [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)],
         mse_loss,
         sgd,
-        lambda k, i: max(0, i - gaps[k]) // per_update,
+        lambda k, i: max(0, i - lateness[k]) // per_update,
         per_update=per_update,
     )
     optimizer = partial(torch.optim.SGD, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov)
@@ -62,11 +62,11 @@ def check_recursion(method, stages, sgd=PLAIN, steps=14, tolerance=0.0):
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("g", [0, 1, 3])
 def test_stash_follows_the_recursion_exactly(stages, g):
-    check_recursion(LayerPipe(mode="stages", g=g, microbatches=1), stages)
+    check_recursion(LayerPipe(mode="stages", extra_delay=g, microbatches=1), stages)
 
 
 def test_a_backward_in_halves_changes_nothing():
-    check_recursion(LayerPipe(mode="stages", halves=True, microbatches=1), 3, SGD(0.05, momentum=0.9))
+    check_recursion(LayerPipe(mode="stages", split_backward=True, microbatches=1), 3, SGD(0.05, momentum=0.9))
 
 
 @settings(max_examples=12)
@@ -74,13 +74,13 @@ def test_a_backward_in_halves_changes_nothing():
     stages=st.integers(1, 4), g=st.integers(0, 3), m=st.integers(1, 3), accumulate=st.integers(1, 3), some=st.booleans()
 )
 def test_any_combination_follows_the_recursion(stages, g, m, accumulate, some):
-    method = LayerPipe(mode="stages", g=g, microbatches=m, accumulate=accumulate)
+    method = LayerPipe(mode="stages", extra_delay=g, microbatches=m, accumulate=accumulate)
     check_recursion(method, stages, SGD(0.05, momentum=0.9, nesterov=some), steps=3 * accumulate, tolerance=1e-14)
 
 
 @pytest.mark.parametrize("g", [0, 2])
 def test_measured_staleness_is_what_theory_gives(g):
-    run = check_recursion(LayerPipe(mode="stages", g=g, microbatches=1), 3, steps=40)
+    run = check_recursion(LayerPipe(mode="stages", extra_delay=g, microbatches=1), 3, steps=40)
     for stage in run.statistics():
         assert stage.staleness == stage.predicted_staleness == 2 * (2 - stage.stage) + g
 
@@ -104,7 +104,7 @@ class Growing(Scripted):
 
 
 def gradients(weights, optimizers, g, steps):
-    run = start(tanh_net(3), LayerPipe(mode="stages", weights=weights, g=g, microbatches=1), 3, optimizers)
+    run = start(tanh_net(3), LayerPipe(mode="stages", weights=weights, extra_delay=g, microbatches=1), 3, optimizers)
     feed(run, vectors(steps))
     return [[torch.cat([t.flatten() for t in update]) for update in made.gradients] for made in optimizers.made]
 
@@ -163,7 +163,7 @@ def test_stability_limit_of_one_delayed_weight(delay):
     limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
     assert limit == pytest.approx(LIMITS[delay], abs=6e-4)
     curvature = torch.tensor([0.99, 1.01], dtype=torch.float64) * limit
-    cases = [(LayerPipe(mode="stages", g=delay, microbatches=1), 1)]
+    cases = [(LayerPipe(mode="stages", extra_delay=delay, microbatches=1), 1)]
     if delay % 2 == 0:
         cases.append((LayerPipe(mode="stages", microbatches=1), delay // 2 + 1))
     for method, stages in cases:
@@ -204,7 +204,10 @@ def test_split_rounds_refuse_what_they_cannot_do():
         rounds((0, 2), split=0)
 
 
-@pytest.mark.parametrize("options", [{"mode": "stage"}, {"weights": "old"}, {"g": -1}, {"g": 0.5}, {"beta": 0.5}])
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "stage"}, {"weights": "old"}, {"extra_delay": -1}, {"extra_delay": 0.5}, {"shrink": 0.5}],
+)
 def test_bad_options_are_refused(options):
     with pytest.raises(ConfigError, match=f"layerpipe: {next(iter(options))}"):
         LayerPipe(**options)

@@ -1,4 +1,4 @@
-"""Tasks on processors follow the reference recursion with the planner's delays, wherever each gradient is computed."""
+"""Tasks on devices follow the reference recursion with the planner's delays, wherever each gradient is computed."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ def compare(model, plan, data, *, sgd=None, delays=None, tolerance=0.0, loss_fn=
     return run
 
 
-# Section 5.2 of the hand-worked tables: processors -> delays per layer.
+# Section 5.2 of the hand-worked tables: devices -> delays per layer.
 UNIT_DELAYS = {2: (2, 2, 0, 0), 3: (4, 3, 2, 0), 4: (6, 4, 2, 0), 6: (6, 3, 2, 1)}
 
 
 @pytest.mark.parametrize("mode", ["divisible", "atomic", "factor"])
-@pytest.mark.parametrize("processors", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("times", [UNIT, MIXED], ids=["U4", "H4"])
-def test_linear_layers_follow_the_recursion(times, processors, mode):
-    plan = task_plan(times, processors, mode)
-    planned = plan_layerpipe(chain_costs(times, mode), processors, mode).delays.gradient
-    if times == UNIT and processors > 1 and mode != "factor":
-        assert planned == UNIT_DELAYS[processors]
+def test_linear_layers_follow_the_recursion(times, devices, mode):
+    plan = task_plan(times, devices, mode)
+    planned = plan_layerpipe(chain_costs(times, mode), devices, mode).delays.gradient
+    if times == UNIT and devices > 1 and mode != "factor":
+        assert planned == UNIT_DELAYS[devices]
     split = any(task.fraction != 1 for task in plan.tasks)
     run = compare(tanh_net(4), plan, vectors(30, size=8), tolerance=ROUNDING if split else 0.0)
     for stage in run.statistics():
@@ -76,10 +76,10 @@ def test_linear_layers_follow_the_recursion(times, processors, mode):
     assert tuple(expanded) == planned
 
 
-@pytest.mark.parametrize("processors", [2, 3, 4, 6])
+@pytest.mark.parametrize("devices", [2, 3, 4, 6])
 @pytest.mark.parametrize("mode", ["atomic", "factor"])
-def test_other_layers_are_rebuilt_elsewhere_and_follow_the_recursion_exactly(processors, mode):
-    compare(residual_net(4), task_plan(UNIT, processors, mode), vectors(14, size=8))
+def test_other_layers_are_rebuilt_elsewhere_and_follow_the_recursion_exactly(devices, mode):
+    compare(residual_net(4), task_plan(UNIT, devices, mode), vectors(14, size=8))
 
 
 def test_shared_input_gradients_of_large_layers_differ_by_rounding_only():
@@ -92,64 +92,64 @@ def test_convolutions_follow_the_recursion():
     model = tall_conv_net().double()
     data = [(x.double(), y) for x, y in images([6] * 10)]
     cross_entropy = nn.functional.cross_entropy
-    for processors, mode in ((4, "atomic"), (6, "atomic"), (2, "divisible")):
+    for devices, mode in ((4, "atomic"), (6, "atomic"), (2, "divisible")):
         compare(
-            copy.deepcopy(model), task_plan(UNIT, processors, mode), data, loss_fn=cross_entropy, tolerance=ROUNDING
+            copy.deepcopy(model), task_plan(UNIT, devices, mode), data, loss_fn=cross_entropy, tolerance=ROUNDING
         )
 
 
 @pytest.mark.parametrize("g", [1, 3])
 @pytest.mark.parametrize("net", [tanh_net, residual_net])
 def test_late_weight_gradients_add_to_every_delay(net, g):
-    plan, later = task_plan(MIXED, 3, "atomic"), task_plan(MIXED, 3, "atomic", g=g)
+    plan, later = task_plan(MIXED, 3, "atomic"), task_plan(MIXED, 3, "atomic", extra_delay=g)
     # Weight gradients may come late, but not the merging of layers that depends on places alone.
     assert later.delays == tuple(delay + g for delay in plan.delays)
-    compare(net(4), later, vectors(16, size=8), g=g)
+    compare(net(4), later, vectors(16, size=8), extra_delay=g)
 
 
 @settings(max_examples=25)
 @given(
     times=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    processors=st.integers(1, 6),
+    devices=st.integers(1, 6),
     mode=st.sampled_from(["divisible", "atomic", "factor"]),
     m=st.integers(1, 3),
     accumulate=st.integers(1, 2),
     g=st.integers(0, 2),
     data=st.data(),
 )
-def test_any_chain_on_any_number_of_processors(times, processors, mode, m, accumulate, g, data):
+def test_any_chain_on_any_number_of_processors(times, devices, mode, m, accumulate, g, data):
     try:
-        plan = task_plan(times, processors, mode, g)
-    except PlanError:  # more processors than this chain has work for
+        plan = task_plan(times, devices, mode, g)
+    except PlanError:  # more devices than this chain has work for
         return
     sizes = data.draw(st.lists(st.integers(m, 9), min_size=2, max_size=8))
     batches = [vectors(1, size, seed=n)[0] for n, size in enumerate(sizes * accumulate)]
     sgd = SGD(0.03, momentum=0.9, nesterov=True)
     # Parts of a batch are weighted by their size; the recursion knows only even ones.
     batches = [(x[: len(x) // m * m], y[: len(y) // m * m]) for x, y in batches]
-    options = {"microbatches": m, "accumulate": accumulate, "g": g}
+    options = {"microbatches": m, "accumulate": accumulate, "extra_delay": g}
     compare(tanh_net(len(times)), plan, batches, sgd=sgd, tolerance=ROUNDING, **options)
 
 
 # ------------------------------------------------------------------ weights
 
 
-def scripted_gradients(net, weights, processors, mode):
+def scripted_gradients(net, weights, devices, mode):
     optimizers = Optimizers(Scripted)
-    plan = task_plan(UNIT, processors, mode)
+    plan = task_plan(UNIT, devices, mode)
     method = LayerPipe(mode=mode, weights=weights, microbatches=1)
-    run = unlatch.parallelize(net(4), method, stages=processors, loss_fn=mse_loss, optimizer=optimizers, plan=plan)
+    run = unlatch.parallelize(net(4), method, stages=devices, loss_fn=mse_loss, optimizer=optimizers, plan=plan)
     feed(run, vectors(14, size=8))
     return [torch.cat([t.flatten() for t in update]) for made in optimizers.made for update in made.gradients]
 
 
 @pytest.mark.parametrize(
-    ("net", "processors", "mode"), [(tanh_net, 4, "divisible"), (tanh_net, 6, "atomic"), (residual_net, 6, "atomic")]
+    ("net", "devices", "mode"), [(tanh_net, 4, "divisible"), (tanh_net, 6, "atomic"), (residual_net, 6, "atomic")]
 )
-def test_average_is_exact_for_constant_updates_here_and_elsewhere(net, processors, mode):
-    stash = scripted_gradients(net, "stash", processors, mode)
-    average = scripted_gradients(net, "average", processors, mode)
-    latest = scripted_gradients(net, "latest", processors, mode)
+def test_average_is_exact_for_constant_updates_here_and_elsewhere(net, devices, mode):
+    stash = scripted_gradients(net, "stash", devices, mode)
+    average = scripted_gradients(net, "average", devices, mode)
+    latest = scripted_gradients(net, "latest", devices, mode)
     for one, other in zip(stash, average, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
     assert max((a - b).abs().max().item() for a, b in zip(stash, latest, strict=True)) > 1e-4
@@ -158,10 +158,10 @@ def test_average_is_exact_for_constant_updates_here_and_elsewhere(net, processor
 @pytest.mark.parametrize("weights", ["stash", "latest", "average"])
 @pytest.mark.parametrize("net", [tanh_net, residual_net])
 def test_without_motion_all_weight_rules_give_the_gradient_of_backpropagation(net, weights):
-    for processors, mode in ((4, "atomic"), (6, "factor")):
+    for devices, mode in ((4, "atomic"), (6, "factor")):
         model, data = net(4), vectors(12, size=8)
         truth = copy.deepcopy(model)
-        plan = task_plan(UNIT, processors, mode)
+        plan = task_plan(UNIT, devices, mode)
         compare(model, plan, data, sgd=SGD(0.0), weights=weights)
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), truth.parameters(), strict=True))
 
@@ -193,5 +193,5 @@ def test_bad_plans_are_refused_before_training():
         unlatch.parallelize(tanh_net(4), LayerPipe(), stages=2, plan=plain, **options)
     with pytest.raises(PlanError, match="would be idle"):
         task_plan(UNIT, 12, "atomic")
-    with pytest.raises(ConfigError, match="beta"):
-        LayerPipe(mode="atomic", beta=0.9)
+    with pytest.raises(ConfigError, match="shrink"):
+        LayerPipe(mode="atomic", shrink=0.9)

@@ -46,11 +46,11 @@ def test_what_has_no_closed_form():
     }
     for words, method in reasons.items():
         assert words in method.closed_form(2)
-    shrinking = methods.FDG(beta=0.5, gamma=0.9, predict="linear").closed_form(3)
+    shrinking = methods.FDG(shrink=0.5, gamma=0.9, predict="linear").closed_form(3)
     assert isinstance(shrinking, ClosedForm)
-    assert (shrinking.beta, shrinking.predict) == (0.5, "linear")
+    assert (shrinking.shrink, shrinking.predict) == (0.5, "linear")
     assert [shrinking.scale(stage, 0) for stage in range(3)] == pytest.approx([0.81, 0.9, 1.0])
-    assert "on purpose" in methods.FDG(beta=0.5).inexact_at_rest
+    assert "on purpose" in methods.FDG(shrink=0.5).inexact_at_rest
 
 
 @pytest.mark.parametrize("name", NAMES)

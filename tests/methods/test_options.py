@@ -49,8 +49,8 @@ def test_bounds_and_alternatives_are_named():
         methods.DTR(microbatches=0)
     with pytest.raises(ConfigError, match=r"^bp: accumulate must be a whole number, at least 1, got 0$"):
         methods.BP(accumulate=0)
-    with pytest.raises(ConfigError, match=r"^layerpipe: g must be a whole number, at least 0, got -1$"):
-        methods.LayerPipe(g=-1)
+    with pytest.raises(ConfigError, match=r"^layerpipe: extra_delay must be a whole number, at least 0, got -1$"):
+        methods.LayerPipe(extra_delay=-1)
 
 
 def test_annotations_that_cannot_be_looked_up_are_left_to_their_owner():

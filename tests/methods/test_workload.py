@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import unlatch
 from recording import feed, listening
 from unlatch import methods
-from unlatch.api.method_run import simulate_method
+from unlatch.advise.prediction import simulate_method
 from unlatch.methods import DGL, DNI, PETRA, AugLocal, AuxNet, AuxVar, LayerPipe
 from unlatch.nn.tree import tree_bytes
 from unlatch.plan.layer_costs import LayerCost
@@ -98,7 +98,7 @@ VARIANTS = {
     "auxvar, lagrangian": AuxVar(form="lagrangian"),
     # Only pictures are sampled down.
     "sph": methods.get("sph", downsample=1),
-    "layerpipe, stages": LayerPipe(mode="stages", g=1),
+    "layerpipe, stages": LayerPipe(mode="stages", extra_delay=1),
 }
 #: Messages whose payload is nothing but a tensor of the border's size, or several.
 PURE = ("state", "input", "adjoint", "multiplier", "introduced")

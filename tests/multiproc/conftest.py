@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import unlatch
-from unlatch.runtime import launch
+from unlatch.transport import launch
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import fault_jobs
 from fault_jobs import LIMIT
 from rank_jobs import differences
 from unlatch.errors import ConfigError, PeerLost, StageFailed, UnlatchError
-from unlatch.runtime import launch
+from unlatch.transport import launch
 
 
 @pytest.fixture

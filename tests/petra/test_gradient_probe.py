@@ -16,16 +16,16 @@ import unlatch
 from petra_reference import petra_recursion
 from recording import feed
 from rev_nets import regression, rev_net, rev_run
-from unlatch.api.probe import Comparison, GradientProbe, as_metrics
 from unlatch.errors import ConfigError
 from unlatch.methods import FDG, PETRA, LayerPipe, PipeDream, get
 from unlatch.reference import SGD
 from unlatch.runtime.engine import Engine
-from unlatch.runtime.mail import Mail
+from unlatch.train.probe import Comparison, GradientProbe, as_metrics
+from unlatch.transport.mail import Mail
 
 sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 DELAYED = ["pipedream", "pipedream-2bw", "ddg", "fr", "fdg", "adl", "dsp", "dtr", "dtrp", "petra"]
-LAYERPIPE = [LayerPipe(mode="stages"), LayerPipe(mode="stages", g=1), LayerPipe(mode="stages", weights="latest")]
+LAYERPIPE = [LayerPipe(mode="stages", **more) for more in ({}, {"extra_delay": 1}, {"weights": "latest"})]
 EXACT_AT_FORWARD = [
     PipeDream(microbatches=1),
     FDG(microbatches=2),

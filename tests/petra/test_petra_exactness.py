@@ -111,12 +111,12 @@ def test_storing_all_inputs_is_dsp() -> None:
 def test_the_difference_to_dsp_vanishes_with_the_learning_rate() -> None:
     """O11, second half: it falls faster than the learning rate, since each step already has that as a factor."""
     model = rev_net(REVNET18)
-    gaps = []
+    lateness = []
     for lr in (1e-2, 1e-3, 1e-4):
-        gaps.append(distance(trained(model, PETRA(microbatches=1), lr), trained(model, DSP(microbatches=1), lr)))
-    assert gaps[0] > 1e-7
-    assert gaps[1] < gaps[0] / 15
-    assert gaps[2] < gaps[1] / 50
+        lateness.append(distance(trained(model, PETRA(microbatches=1), lr), trained(model, DSP(microbatches=1), lr)))
+    assert lateness[0] > 1e-7
+    assert lateness[1] < lateness[0] / 15
+    assert lateness[2] < lateness[1] / 50
 
 
 @pytest.mark.parametrize("pattern", ["H", "SRRDRH"])

@@ -17,7 +17,7 @@ from rev_nets import regression, rev_net, rev_run
 from unlatch.methods import PETRA
 from unlatch.models import build
 from unlatch.nn import Coupling, flatten
-from unlatch.runtime.mail import BACKWARD, FORWARD, Message
+from unlatch.transport.mail import BACKWARD, FORWARD, Message
 
 sgd = partial(torch.optim.SGD, lr=0.01)
 

@@ -17,8 +17,8 @@ from recording import feed, listening
 from rev_nets import REVNET18, regression, rev_net, rev_run
 from unlatch.methods import PETRA
 from unlatch.reference import SGD
-from unlatch.runtime.mail import BACKWARD, FORWARD
 from unlatch.runtime.reconstruction import NUMBERS, Reconstruction
+from unlatch.transport.mail import BACKWARD, FORWARD
 
 
 def measured(pattern: str, lr: float, batches: int = 40, **options: Any) -> dict[int, dict[int, float]]:

@@ -9,10 +9,10 @@ import torch
 
 from recording import feed
 from rev_nets import regression, rev_run
-from unlatch.api.probe import as_metrics
 from unlatch.io.metrics import Metrics
 from unlatch.methods import PETRA
 from unlatch.report.probe import probe_figure, read_probe, reconstruction_figure
+from unlatch.train.probe import as_metrics
 
 sgd = partial(torch.optim.SGD, lr=0.05)
 

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from layerpipe_chains import layers
 
 from unlatch.errors import PlanError
+from unlatch.methods.layerpipe.exact import plan_exact
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.plan.dataflow import Dataflow, Sizes, cut_bytes
-from unlatch.plan.exact import plan_exact
 from unlatch.plan.layer_costs import LayerCost, as_chain, total_work
 from unlatch.plan.layerpipe import PlannedTasks, assemble, iteration_bound, pipedream_interval, plan_layerpipe
 from unlatch.plan.linked_partition import cut_sizes, linked_interval
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES, Task, chain_items
 from unlatch.schedule.channel import Channel
 
 modes = st.sampled_from(MODES)
-processors = st.integers(1, 8)
+devices = st.integers(1, 8)
 
 
 def crossing(placed: list[Task], chain: list[LayerCost], count: int) -> list[Fraction]:
@@ -34,7 +34,7 @@ def check_tasks(plan: PlannedTasks) -> None:
     """Everything once; loads add up; what is needed comes at least a slot earlier from elsewhere."""
     shares: dict[tuple[str, int], Fraction] = {}
     for task in plan.tasks:
-        assert 0 <= task.processor < plan.devices
+        assert 0 <= task.device < plan.devices
         assert task.fraction > 0
         shares[task.kind, task.layer] = shares.get((task.kind, task.layer), Fraction(0)) + task.fraction
     count = len(plan.layers)
@@ -43,7 +43,7 @@ def check_tasks(plan: PlannedTasks) -> None:
     assert sum(plan.loads) == total_work(plan.layers)
     assert max(plan.loads) == plan.initiation_interval
     for before, after in edges(plan):
-        assert after.slot - before.slot >= (before.processor != after.processor), (before, after)
+        assert after.slot - before.slot >= (before.device != after.device), (before, after)
 
 
 def edges(plan: PlannedTasks) -> Iterator[tuple[Task, Task]]:
@@ -60,7 +60,7 @@ def edges(plan: PlannedTasks) -> Iterator[tuple[Task, Task]]:
             yield from ((before, after) for before in plan.tasks if (before.kind, before.layer) == source)
 
 
-@given(layers(), processors, modes)
+@given(layers(), devices, modes)
 @settings(max_examples=150)
 def test_plans_are_complete_and_in_time(costs: list[LayerCost], count: int, mode: str) -> None:
     plan = plan_layerpipe(costs, count, mode)
@@ -70,18 +70,18 @@ def test_plans_are_complete_and_in_time(costs: list[LayerCost], count: int, mode
     assert min(plan.delays.gradient) >= 0
     assert min(plan.delays.activation) >= 0
     assert min(plan.delays.weight_stash) >= 0
-    homes = {(t.kind, t.layer): t.processor for t in plan.tasks if t.kind != "D"}
+    homes = {(t.kind, t.layer): t.device for t in plan.tasks if t.kind != "D"}
     last = len(costs) - 1
     if homes["F", last] == homes["G", last]:
         assert plan.delays.gradient[-1] == 0
-    # Where every D fits into one interval it lies on one processor or on two neighbours.
+    # Where every D fits into one interval it lies on one device or on two neighbours.
     for layer in range(1, len(costs)):
         if plan.initiation_interval >= costs[layer].D:
-            places = [t.processor for t in plan.tasks if (t.kind, t.layer) == ("D", layer)]
+            places = [t.device for t in plan.tasks if (t.kind, t.layer) == ("D", layer)]
             assert places in ([places[0]], [places[0], places[0] + 1])
 
 
-@given(layers(), processors)
+@given(layers(), devices)
 @settings(max_examples=100)
 def test_intervals_are_ordered(costs: list[LayerCost], count: int) -> None:
     chain = as_chain(costs)
@@ -108,7 +108,7 @@ def test_saturation(costs: list[LayerCost]) -> None:
 
 
 def every_cut(count: int, runs: int) -> Iterator[list[int]]:
-    """Processors of `count` items in a row, over at most `runs` processors."""
+    """Devices of `count` items in a row, over at most `runs` devices."""
     for cuts in combinations_with_replacement(range(count + 1), runs - 1):
         yield [sum(at >= cut for cut in cuts) for at in range(count)]
 
@@ -184,7 +184,7 @@ def test_messages_that_take_time_against_every_cut(
     items = chain_items(chain, mode)
     values = []
     for homes in every_cut(len(items), count):
-        # Processors without work in between cost nothing and pass nothing on.
+        # Devices without work in between cost nothing and pass nothing on.
         used = sorted(set(homes))
         placed = [Task(*i.tasks[0], used.index(at), Fraction(1)) for i, at in zip(items, homes, strict=True)]
         loads = [sum((i.size for i, at in zip(items, homes, strict=True) if at == p), Fraction(0)) for p in used]

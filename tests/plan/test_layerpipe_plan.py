@@ -10,10 +10,10 @@ import pytest
 from layerpipe_chains import MIXED, UNIT
 
 from unlatch.errors import PlanError, ScheduleError
-from unlatch.plan.exact import plan_exact
+from unlatch.methods.layerpipe.exact import plan_exact
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import assemble, plan_layerpipe
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
 
@@ -80,13 +80,13 @@ def test_stash_bytes() -> None:
 def test_factor_split_moves_the_elementwise_part_below() -> None:
     layers = [LayerCost(f"l{n}", 4, 6, 4, hadamard=2) for n in range(3)]
     plan = plan_layerpipe(layers, 3, "factor")
-    homes = {(t.kind, t.layer): t.processor for t in plan.tasks}
+    homes = {(t.kind, t.layer): t.device for t in plan.tasks}
     assert [homes["H", n] == homes["G", n] for n in range(2)] == [True, True]
     assert ("H", 2) not in homes
     assert sum(plan.loads) == 4 * 6 + 2 * 6
     work = {"F": 4, "G": 4, "D": 4, "H": 2}
-    for processor, load in enumerate(plan.loads):
-        assert load == sum(work[t.kind] for t in plan.tasks if t.processor == processor)
+    for device, load in enumerate(plan.loads):
+        assert load == sum(work[t.kind] for t in plan.tasks if t.device == device)
     slots = {(t.kind, t.layer): t.slot for t in plan.tasks}
     assert all(slots["H", n] <= min(slots["G", n], slots.get(("D", n), 99)) for n in range(2))
     assert plan.delays.gradient == tuple(slots["G", n] - slots["F", n] for n in range(3))
@@ -96,7 +96,7 @@ def test_a_long_input_gradient_needs_more_than_two_processors_unless_forbidden()
     layers = [LayerCost("a", 1, 0, 1), LayerCost("b", 1, 20, 1)]
     free, two = plan_layerpipe(layers, 4), plan_layerpipe(layers, 4, most_parts=2)
     assert (free.initiation_interval, two.initiation_interval) == (6, 10)
-    assert sorted(t.processor for t in two.tasks if t.kind == "D") == [1, 2]
+    assert sorted(t.device for t in two.tasks if t.kind == "D") == [1, 2]
     assert len([t for t in free.tasks if t.kind == "D"]) == 4
 
 
@@ -114,7 +114,7 @@ def test_overlapped_links_bound_the_interval() -> None:
 
 
 def test_list_and_exact_beat_neighbours() -> None:
-    """Loads 1 2 4 3 on 3 processors: 12 in a row of whole tasks, 10 anywhere."""
+    """Loads 1 2 4 3 on 3 devices: 12 in a row of whole tasks, 10 anywhere."""
     assert plan_layerpipe(MIXED, 3, "atomic").initiation_interval == 12
     exact = plan_exact(MIXED, 3, time_limit=100)
     assert (exact.initiation_interval, exact.proven, exact.contiguous) == (10, True, False)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layerpipe_chains import MIXED, UNIT, layers
 
+from unlatch.methods.layerpipe.list_schedule import plan_list
 from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.plan.dataflow import Sizes, direct_bytes
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import PlannedTasks, plan_layerpipe
-from unlatch.plan.list_schedule import plan_list
 from unlatch.plan.tasks import MODES
 from unlatch.schedule import Action, Kind, Workload, one_f_one_b_async
 from unlatch.schedule.channel import Channel
@@ -22,15 +22,15 @@ from unlatch.schedule.machine import Machine
 from unlatch.schedule.simulation import simulate_schedule
 
 
-@pytest.mark.parametrize(("processors", "interval"), [(2, "11/2"), (3, "4"), (4, "11/4"), (6, "2"), (8, "3/2")])
-def test_the_interval_is_reached(processors: int, interval: str) -> None:
-    run = simulate_layerpipe(plan_layerpipe(UNIT, processors), 60)
+@pytest.mark.parametrize(("devices", "interval"), [(2, "11/2"), (3, "4"), (4, "11/4"), (6, "2"), (8, "3/2")])
+def test_the_interval_is_reached(devices: int, interval: str) -> None:
+    run = simulate_layerpipe(plan_layerpipe(UNIT, devices), 60)
     assert run.interval == Fraction(interval)
-    assert run.steady_utilisation == pytest.approx(11 / processors / float(Fraction(interval)))
+    assert run.steady_utilisation == pytest.approx(11 / devices / float(Fraction(interval)))
 
 
 def test_it_beats_pipedream_on_the_mixed_chain() -> None:
-    """The theory of the measured comparison: 20 against 16 on two processors."""
+    """The theory of the measured comparison: 20 against 16 on two devices."""
     run = simulate_layerpipe(plan_layerpipe(MIXED, 2), 60)
     straight = Workload([{Kind.F: f, Kind.B: b, Kind.U: 0} for f, b in ((7, 13), (3, 6))])
     other = simulate_schedule(one_f_one_b_async(2), straight, batches=60)
@@ -71,7 +71,7 @@ def test_weights_are_exactly_as_old_as_planned(plan: PlannedTasks) -> None:
     run = simulate_layerpipe(plan, 8)
     started = {action: start for action, start, _ in run.timeline}
     ended = {action: end for action, _, end in run.timeline}
-    homes = {(task.kind, task.layer): task.processor for task in plan.tasks}
+    homes = {(task.kind, task.layer): task.device for task in plan.tasks}
     for layer, delay in enumerate(plan.delays.gradient):
         for batch in range(8):
             forward = Action(Kind.F, layer, batch)
@@ -85,7 +85,7 @@ def test_weights_are_exactly_as_old_as_planned(plan: PlannedTasks) -> None:
 
 
 def test_buffers_are_those_of_the_slots() -> None:
-    """One processor per layer: between forward and weight gradient lie 2S slots, so 2S + 1 mini-batches are kept."""
+    """One device per layer: between forward and weight gradient lie 2S slots, so 2S + 1 mini-batches are kept."""
     run = simulate_layerpipe(plan_layerpipe(UNIT, 4), 40)
     assert run.in_flight == (7, 5, 3, 1)
     assert run.staleness == (6, 4, 2, 0)

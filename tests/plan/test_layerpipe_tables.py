@@ -7,14 +7,14 @@ from fractions import Fraction
 import pytest
 from layerpipe_chains import MIXED, UNIT
 
+from unlatch.methods.layerpipe.list_schedule import longest_first
 from unlatch.plan.layer_costs import LayerCost, total_work
 from unlatch.plan.layerpipe import PlannedTasks, pipedream_interval, plan_layerpipe
-from unlatch.plan.list_schedule import longest_first
 from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.plan.pipedream import plan_straight
 from unlatch.plan.tasks import chain_items
 
-# processors: PipeDream, LayerPipe with D divisible, LayerPipe with D atomic
+# devices: PipeDream, LayerPipe with D divisible, LayerPipe with D atomic
 UNIT_INTERVALS = {
     1: ("11", "11", "11"),
     2: ("6", "11/2", "6"),
@@ -39,16 +39,16 @@ MIXED_INTERVALS = {
 
 @pytest.mark.parametrize(("chain", "table"), [(UNIT, UNIT_INTERVALS), (MIXED, MIXED_INTERVALS)])
 def test_intervals(chain: list[LayerCost], table: dict[int, tuple[str, str, str]]) -> None:
-    for processors, row in table.items():
+    for devices, row in table.items():
         found = (
-            pipedream_interval(chain, processors),
-            plan_layerpipe(chain, processors, "divisible").initiation_interval,
-            plan_layerpipe(chain, processors, "atomic").initiation_interval,
+            pipedream_interval(chain, devices),
+            plan_layerpipe(chain, devices, "divisible").initiation_interval,
+            plan_layerpipe(chain, devices, "atomic").initiation_interval,
         )
-        assert found == tuple(map(Fraction, row)), processors
+        assert found == tuple(map(Fraction, row)), devices
         # A factor of no cost leaves a D that is one piece.
-        assert plan_layerpipe(chain, processors, "factor").initiation_interval == found[2]
-        assert plan_straight(chain, processors).initiation_interval == found[0]
+        assert plan_layerpipe(chain, devices, "factor").initiation_interval == found[2]
+        assert plan_straight(chain, devices).initiation_interval == found[0]
 
 
 def test_total_work() -> None:
@@ -56,20 +56,20 @@ def test_total_work() -> None:
 
 
 def rows(plan: PlannedTasks) -> list[list[str]]:
-    """What each processor does; layers from 1, the share of a D in front of it."""
+    """What each device does; layers from 1, the share of a D in front of it."""
     found: list[list[str]] = [[] for _ in range(plan.devices)]
     for task in plan.tasks:
         share = "" if task.fraction == 1 else f"{task.fraction} "
-        found[task.processor].append(f"{share}{task.kind}{task.layer + 1}")
+        found[task.device].append(f"{share}{task.kind}{task.layer + 1}")
     return [sorted(row) for row in found]
 
 
 def slots(plan: PlannedTasks) -> dict[str, int]:
-    """Slot of each task; a D on two processors is told apart by its processor (from 1)."""
+    """Slot of each task; a D on two devices is told apart by its device (from 1)."""
     shared = {task.layer for task in plan.tasks if task.fraction < 1}
     return {
         f"{task.kind}{task.layer + 1}"
-        + (f"(P{task.processor + 1})" if task.kind == "D" and task.layer in shared else ""): task.slot
+        + (f"(P{task.device + 1})" if task.kind == "D" and task.layer in shared else ""): task.slot
         for task in plan.tasks
     }
 
@@ -124,7 +124,7 @@ def test_six_processors_with_whole_tasks() -> None:
 def test_one_processor_per_layer_in_closed_form(layers: int) -> None:
     plan = plan_layerpipe([LayerCost("", 1, 1, 1)] * layers, layers)
     assert plan.initiation_interval == 3 - Fraction(1, layers)
-    kept = {t.layer: t.fraction for t in plan.tasks if t.kind == "D" and t.processor == t.layer}
+    kept = {t.layer: t.fraction for t in plan.tasks if t.kind == "D" and t.device == t.layer}
     assert kept == {layer: Fraction(layer, layers) for layer in range(1, layers)}
     assert plan.delays.gradient == tuple(2 * (layers - 1 - layer) for layer in range(layers))
 
@@ -171,15 +171,15 @@ def test_plausible_speed_ups(name: str) -> None:
 
 def test_vgg16_utilisation_and_packing() -> None:
     costs = mac_costs(network_shapes("vgg16"))
-    for processors, straight, layerpipe in ((8, 0.70, 0.91), (9, 0.62, 0.93)):
-        assert float(plan_straight(costs, processors).utilisation) == pytest.approx(straight, abs=0.0051)
-        assert float(plan_layerpipe(costs, processors).utilisation) == pytest.approx(layerpipe, abs=0.0051)
+    for devices, straight, layerpipe in ((8, 0.70, 0.91), (9, 0.62, 0.93)):
+        assert float(plan_straight(costs, devices).utilisation) == pytest.approx(straight, abs=0.0051)
+        assert float(plan_layerpipe(costs, devices).utilisation) == pytest.approx(layerpipe, abs=0.0051)
     sizes = [item.size for item in chain_items(costs, "atomic")]
     gains = []
-    for processors in range(2, 17):
-        loads = [Fraction(0)] * processors
-        for size, home in zip(sizes, longest_first(sizes, processors), strict=True):
+    for devices in range(2, 17):
+        loads = [Fraction(0)] * devices
+        for size, home in zip(sizes, longest_first(sizes, devices), strict=True):
             loads[home] += size
-        gains.append(float(pipedream_interval(costs, processors) / max(loads)))
+        gains.append(float(pipedream_interval(costs, devices) / max(loads)))
     assert (round(gains[7], 2), round(sum(gains) / len(gains), 2)) == (1.60, 1.32)
     assert round(float(pipedream_interval(costs, 9) / (sum(sizes) / 9)), 2) == 1.62

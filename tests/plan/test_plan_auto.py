@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from layerpipe_chains import layers
 
 from unlatch import methods
-from unlatch.api.auto import RISKS, plan_auto
-from unlatch.api.method_run import simulate_method
+from unlatch.advise.prediction import simulate_method
+from unlatch.advise.ranking import RISKS, plan_auto
 from unlatch.config import from_mapping
 from unlatch.errors import PlanError
 from unlatch.methods import DTRP, LayerPipe, PipeDream
@@ -68,7 +68,7 @@ def test_microbatches_share_the_costs() -> None:
     whole = simulate_method(PipeDream(microbatches=1), LAYERS, 4)
     parts = simulate_method(PipeDream(microbatches=4), LAYERS, 4)
     assert parts.time_per_batch == pytest.approx(whole.time_per_batch)
-    assert (whole.gaps, parts.gaps) == ((3, 2, 1, 0), (3, 2, 1, 0))
+    assert (whole.lateness, parts.lateness) == ((3, 2, 1, 0), (3, 2, 1, 0))
 
 
 def test_memory_by_hand() -> None:
@@ -119,7 +119,7 @@ def test_risk_comes_from_the_stability_limit() -> None:
     assert found["pipedream"].stability == stability_limit(3, nesterov=True, microbatches=parts)
     # The planner's own delays per layer, not those of stages.
     run = simulate_method("layerpipe", LAYERS, 4, batch_size=64)
-    worst = max(run.gaps)
+    worst = max(run.lateness)
     limit = stability_limit(worst, nesterov=True, microbatches=run.microbatches)
     assert found["layerpipe"].stability == pytest.approx(limit)
     assert found["layerpipe"].staleness == worst / run.microbatches
@@ -162,6 +162,21 @@ def test_links_that_cost_next_to_nothing_change_no_cut() -> None:
         free = simulate_method(name, LAYERS, 4)
         fast = simulate_method(name, LAYERS, 4, machine=Machine(Channel(bandwidth=1e12)))
         assert fast.starts == free.starts
+
+
+def test_repeated_forwards_are_simulated_where_layers_are_no_linear_maps() -> None:
+    """Four layers on six devices: tasks of a layer lie on several, which run it forward again unless it is linear."""
+    method = LayerPipe(microbatches=1, mode="atomic")
+    known = simulate_method(method, LAYERS[:4], 6, linear=[True] * 4)
+    bent = simulate_method(method, LAYERS[:4], 6, linear=[False] * 4)
+    assert known.plan is not None
+    assert bent.plan is not None
+    assert not known.plan.dataflow.repeated_forwards()
+    again = len(bent.plan.dataflow.repeated_forwards())
+    assert again > 0
+    assert sum(bent.simulation.timeline.busy) == pytest.approx((11 + again) * len(bent.simulation.groups))
+    assert known.time_per_batch == pytest.approx(2)
+    assert bent.time_per_batch > 2
 
 
 def test_speeds_and_a_given_split() -> None:

@@ -67,9 +67,9 @@ class Pair(Delayed):
     def rules(self) -> Rules:
         return self._rules(self.kept, self.backward, forward=self.forward)
 
-    def gaps(self, stages: int) -> tuple[int, ...]:
+    def lateness(self, stages: int) -> tuple[int, ...]:
         lags = isinstance(self.forward, Lagging)
-        return (int(self.microbatches),) * stages if lags else super().gaps(stages)
+        return (int(self.microbatches),) * stages if lags else super().lateness(stages)
 
 
 @pytest.mark.parametrize(("kept", "forward", "backward"), PAIRS, ids=lambda rule: getattr(rule, "name", str(rule)))
@@ -77,13 +77,13 @@ def test_a_pair_follows_its_recursion(kept, forward, backward):
     for parts in (PARTS,) if isinstance(forward, Lagging) else (1, PARTS):
         method = Pair(microbatches=parts, kept=kept, forward=forward, backward=backward)
         model, data = tanh_net(STAGES), vectors(9, size=12)
-        gaps, rules = method.gaps(STAGES), method.rules()
+        lateness, rules = method.lateness(STAGES), method.rules()
         truth = recursion(
             list(copy.deepcopy(model)),
             [part for x, y in data for part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)],
             mse_loss,
             SGD_USED,
-            lambda k, i: forward.version(max(0, i - gaps[k]) // parts, i // parts),  # noqa: B023
+            lambda k, i: forward.version(max(0, i - lateness[k]) // parts, i // parts),  # noqa: B023
             per_update=parts,
             backward=rules.backward.taken_at,
             mixed=rules.mixes,

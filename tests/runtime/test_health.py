@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from unlatch.runtime import health as module
-from unlatch.runtime.health import Health
-from unlatch.runtime.store import host_store
+from unlatch.transport import health as module
+from unlatch.transport.health import Health
+from unlatch.transport.store import host_store
 
 #: By the clock of the watchers, which stands still unless a test moves it: a starved thread is not a quiet rank.
 LIMIT = 0.2

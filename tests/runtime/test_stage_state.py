@@ -21,8 +21,8 @@ from unlatch.rules.activations import Graph, Input, Reverse
 from unlatch.rules.bundle import Rules
 from unlatch.rules.predict import predictor
 from unlatch.rules.weights import Average, Current, Lagging, Latest, Newest, Predicted, Stash
-from unlatch.runtime.micro import Micro
 from unlatch.runtime.stage import Stage, StageOptions
+from unlatch.transport.mail import Micro
 
 DELAY, PARTS = 2, 2
 
@@ -214,7 +214,7 @@ def test_other_optimizers(rules):
     check(Driver(rules, 0, optimizer="adamw"))
 
 
-@pytest.mark.parametrize("method", [XPipe(), XPipe(predict="difference"), CGAD(beta=0.9)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [XPipe(), XPipe(predict="difference"), CGAD(shrink=0.9)], ids=lambda m: m.name)
 def test_rules_that_methods_bring(method):
     check(Driver(method.rules(), 1))
 

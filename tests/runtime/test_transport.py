@@ -16,13 +16,12 @@ from rank_jobs import momentum_sgd
 from small_nets import tanh_net, vectors
 from unlatch.errors import PeerLost, TransportError
 from unlatch.methods import get
-from unlatch.runtime import transport
 from unlatch.runtime.engine import Engine
-from unlatch.runtime.mail import ACK, BACKWARD, EVALUATE, FORWARD, Mail, Message
-from unlatch.runtime.micro import Micro
 from unlatch.runtime.stage import Stage, StageOptions
 from unlatch.runtime.station import ChainStation
-from unlatch.runtime.wire import HEADER_BYTES, open_envelope
+from unlatch.transport import link as transport
+from unlatch.transport.mail import ACK, BACKWARD, EVALUATE, FORWARD, Mail, Message, Micro
+from unlatch.transport.wire import HEADER_BYTES, open_envelope
 
 GONE = object()
 #: Seconds that a busy machine may take for what is done in milliseconds; nothing waits so long unless it hangs.

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from unlatch.errors import TransportError
 from unlatch.nn.tree import flatten
-from unlatch.runtime.mail import BACKWARD, FORWARD, Message
-from unlatch.runtime.micro import Micro
-from unlatch.runtime.wire import HEADER_BYTES, close_notice, dense, open_envelope, seal
+from unlatch.transport.mail import BACKWARD, FORWARD, Message, Micro
+from unlatch.transport.wire import HEADER_BYTES, close_notice, dense, open_envelope, seal
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16),

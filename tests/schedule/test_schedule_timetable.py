@@ -66,8 +66,8 @@ def test_dtr_version_gap(K):  # noqa: N803
     for numbering in ("paper", "real"):
         entries = tick_entries(dtr(K), 40, recompute=True, versions=numbering)
         seen = {(e.module, e.batch, e.what): e.version for e in entries}
-        gaps = [seen[k, 20, "re"] - seen[k, 20, "fw"] for k in range(1, K)]
-        assert gaps == [2 * (K - k) - 1 for k in range(1, K)]
+        lateness = [seen[k, 20, "re"] - seen[k, 20, "fw"] for k in range(1, K)]
+        assert lateness == [2 * (K - k) - 1 for k in range(1, K)]
 
 
 @pytest.mark.parametrize("K", range(1, 6))

@@ -57,7 +57,7 @@ def loads(*totals: int) -> Workload:
     [((5, 6), 6, 5), ((5, 3, 3), 5, 2), ((2, 3, 3, 3), 3, 8)],
 )
 def test_pipedream_makespans(stages: tuple[int, ...], slope: int, fill: int) -> None:
-    """Unit layers on 2, 3 and 4 processors: 6N+5, 5N+2, 3N+8, and 11 for one mini-batch."""
+    """Unit layers on 2, 3 and 4 devices: 6N+5, 5N+2, 3N+8, and 11 for one mini-batch."""
     for batches in (4, 5, 12, 14, 34):
         run = simulate_schedule(one_f_one_b_async(len(stages)), loads(*stages), batches=batches)
         assert run.makespan == slope * batches + fill

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from unlatch.advise.advice import advise
 from unlatch.errors import ConfigError
 from unlatch.schedule import stability
 from unlatch.schedule.stability import (
-    advise,
     auto_microbatches,
     geometric_factor,
     stability_limit,
-    version_gaps,
+    version_lateness,
     wants_prediction,
 )
 
@@ -155,7 +155,7 @@ def test_the_limit_is_where_the_recursion_first_loses_stability(
 @given(gap=st.integers(0, 40), m=st.integers(1, 16))
 def test_version_gaps_follow_the_index_law(gap: int, m: int) -> None:
     first = 50 * m
-    assert version_gaps(gap, m) == tuple(b // m - (b - gap) // m for b in range(first, first + m))
+    assert version_lateness(gap, m) == tuple(b // m - (b - gap) // m for b in range(first, first + m))
 
 
 def test_geometric_factor() -> None:
@@ -187,7 +187,7 @@ def test_no_delay_no_warning(momentum: float, nesterov: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gaps", "changes"),
+    ("lateness", "changes"),
     [
         ([1, 0], ("nesterov=True",)),
         ([3, 1, 0], ("microbatches=2", "nesterov=True", "predict='geometric'")),
@@ -196,15 +196,15 @@ def test_no_delay_no_warning(momentum: float, nesterov: bool) -> None:
         ([14, 12, 10, 8, 6, 4, 2, 0], ("microbatches=8", "nesterov=True", "predict='geometric'")),
     ],
 )
-def test_heavy_ball_is_cured_as_the_study_recommends(gaps: list[int], changes: tuple[str, ...]) -> None:
-    advice = advise(gaps, momentum=0.9, batch_size=100)
+def test_heavy_ball_is_cured_as_the_study_recommends(lateness: list[int], changes: tuple[str, ...]) -> None:
+    advice = advise(lateness, momentum=0.9, batch_size=100)
     assert advice.warning is not None
     assert advice.cure is not None
     assert advice.cure.changes == changes
     assert advice.cure.limit >= 0.15
     assert all(change in advice.warning for change in changes)
     cured = advise(
-        gaps, nesterov=True, microbatches=advice.cure.microbatches, predictor=advice.cure.predictor, batch_size=100
+        lateness, nesterov=True, microbatches=advice.cure.microbatches, predictor=advice.cure.predictor, batch_size=100
     )
     assert cured.warning is None
 

@@ -15,7 +15,7 @@ import unlatch
 from rank_jobs import Outcome, conv_run, copied_state, falling_lr, momentum_sgd
 from recording import feed, stages_of, taking
 from small_nets import CONV_SPLITS, conv_net, images, tanh_net, vectors
-from unlatch.runtime.mail import BACKWARD
+from unlatch.transport.mail import BACKWARD
 
 NAMES = ["bp", "1f1b", "zb-h1", "pipedream", "dtrp"]
 
@@ -186,7 +186,7 @@ def watched_activations(name: str, precision: str = "fp32") -> dict[str, Any]:
 
 
 class Slices(nn.Module):
-    """Returns views with gaps, overlaps and swapped dimensions, which no wire carries as they are."""
+    """Returns views with lateness, overlaps and swapped dimensions, which no wire carries as they are."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs of LayerPipe with tasks placed on processors, for tests in one process and on ranks."""
+"""Runs of LayerPipe with tasks placed on devices, for tests in one process and on ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import unlatch
 from rank_jobs import Outcome, copied_state, falling_lr, momentum_sgd
 from small_nets import conv_net, images, tanh_net, vectors
 from unlatch.methods import LayerPipe
+from unlatch.methods.layerpipe.task_planning import executable
 from unlatch.plan import Plan
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.plan.task_planning import executable
 
 UNIT = (1, 1, 1, 1)
 MIXED = (1, 2, 4, 3)
@@ -29,11 +29,11 @@ def chain_costs(times: Sequence[int], mode: str = "divisible") -> list[LayerCost
     return [LayerCost(str(n), time, time, time, hadamard=factor) for n, time in enumerate(times)]
 
 
-def task_plan(times: Sequence[int], processors: int, mode: str, g: int = 0) -> Plan:
+def task_plan(times: Sequence[int], devices: int, mode: str, extra_delay: int = 0) -> Plan:
     """The planner's placement for a model of as many blocks, without any adaptation to the model."""
-    plan = plan_layerpipe(chain_costs(times, mode), processors, mode)
+    plan = plan_layerpipe(chain_costs(times, mode), devices, mode)
     names = [str(n) for n in range(len(times))]
-    return executable(plan, names, [(n, n + 1) for n in range(len(times))], [1] * len(times), g=g)
+    return executable(plan, names, [(n, n + 1) for n in range(len(times))], [1] * len(times), extra_delay=extra_delay)
 
 
 def residual_net(blocks: int, width: int = 5) -> nn.Sequential:
@@ -67,19 +67,19 @@ def tall_conv_net() -> nn.Sequential:
 NETS = {"tanh": tanh_net, "residual": residual_net, "conv": tall_conv_net, "norm": conv_net}
 
 
-def train_tasks(net: str, times: Sequence[int], processors: int, mode: str, **options: Any) -> Outcome:
+def train_tasks(net: str, times: Sequence[int], devices: int, mode: str, **options: Any) -> Outcome:
     """Train with everything switched on and tell what must not depend on where it ran."""
     pictures, sizes = net in ("conv", "norm"), (12, 12, 12, 12, 12, 5)
     model = NETS[net]() if pictures else NETS[net](len(times))
     data = images(list(sizes)) if pictures else [vectors(1, size, seed=n)[0] for n, size in enumerate(sizes)]
     if mode == "stages":
-        where: dict[str, Any] = {"split": [str(n) for n in range(1, processors)]}
+        where: dict[str, Any] = {"split": [str(n) for n in range(1, devices)]}
     else:
-        where = {"plan": task_plan(times, processors, mode, options.get("g", 0))}
+        where = {"plan": task_plan(times, devices, mode, options.get("g", 0))}
     with unlatch.parallelize(
         model,
         LayerPipe(mode=mode, **{"microbatches": 2, **options}),
-        stages=processors,
+        stages=devices,
         loss_fn=cross_entropy if pictures else mse_loss,
         optimizer=momentum_sgd,
         lr_scheduler=falling_lr,

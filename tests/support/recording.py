@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import unlatch
-from unlatch.runtime.mail import Mail, Message
+from unlatch.transport.mail import Mail, Message
 
 
 class RecordingSGD(SGD):
@@ -79,7 +79,7 @@ class Forwards:
             if torch.is_grad_enabled():
                 self.inputs.append(inputs[0].detach().clone())
 
-    def gaps(self) -> list[float]:
+    def lateness(self) -> list[float]:
         """Largest change of an output between the two forwards of each batch."""
         return [(a - b).abs().max().item() for a, b in zip(self.first, self.second, strict=True)]
 

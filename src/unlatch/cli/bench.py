@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..io.versions import versions
 from ..methods import BASELINE, get
 from ..report.table import Table
-from ..runtime.launch import Ranks
+from ..transport.launch import Ranks
 from .console import emit_json, people
 from .prepare import PreparedRun, loaders, make_run, prepare
 from .ranks import agree, gather, rank

@@ -12,7 +12,7 @@ import typer
 
 from ..config import Config
 from ..errors import PlanError
-from ..runtime.launch import Ranks
+from ..transport.launch import Ranks
 from .checks import Finding
 from .checks.environment import loopback, machine
 from .checks.equality import one_stage, two_processes

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from ..advise.advice import Cure
 from ..errors import ConfigError, DataError, PlanError, StageFailed, UnlatchError
-from ..schedule.stability import Cure
 
 __all__ = ["INTERRUPTED", "ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
 
@@ -98,7 +98,7 @@ _QUOTES = "'\""
 def flags_of(cure: Cure | None) -> list[str]:
     """What to add to the command line; nothing if there is no cure.
 
-    >>> from ..schedule.stability import advise
+    >>> from ..advise.advice import advise
     >>> flags_of(advise([5, 3, 1, 0], momentum=0.9).cure)
     ['as flags: --set method.microbatches=4 --set optimizer.nesterov=true']
     """

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..api.advice import advise_method
+from ..advise.advice import Advice, advise_method
 from ..methods import Method, get
 from ..report.table import Table
 from ..schedule import Periodic, buffers, gantt, slot_table, streams, timetable
-from ..schedule.stability import Advice, stability_limit
+from ..schedule.stability import stability_limit
 from .catalogue import Option, catalogue, facts, options
 from .console import emit_json, flags_of
 
@@ -170,7 +170,7 @@ def _batches(method: Method) -> str:
 
 
 def _advice(method: Method, stages: int, advice: Advice | None, group: dict[str, Any]) -> Iterator[str]:
-    if advice is None or not any(advice.gaps):
+    if advice is None or not any(advice.lateness):
         yield "no gradient is late"
         return
     momentum = group["momentum"]
@@ -197,7 +197,7 @@ def _limits(advice: Advice, per_update: int, momentum: float) -> Table:
         (
             str(count),
             *(
-                f"{stability_limit(advice.gaps[0], momentum=momentum, microbatches=count, **kind):.3f}"
+                f"{stability_limit(advice.lateness[0], momentum=momentum, microbatches=count, **kind):.3f}"
                 for kind in kinds.values()
             ),
         )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..api.auto import plan_auto
+from ..advise.ranking import plan_auto
 from ..errors import ConfigError
 from ..methods import get, names
 from ..methods.planner import Placement, Planner, PlanRequest

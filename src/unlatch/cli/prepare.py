@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from .. import data, models
-from ..api import Run, parallelize
-from ..api.advice import advise_method
+from ..advise.advice import Advice, advise_method
 from ..config import Config
 from ..data.loader import Loader
 from ..errors import ConfigError
@@ -22,7 +21,7 @@ from ..methods import Method, get
 from ..nn.chain import chain
 from ..nn.tree import Tree
 from ..plan import Plan, read_plan
-from ..schedule.stability import Advice
+from ..train import Run, parallelize
 
 __all__ = ["PreparedRun", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..api import Epoch, StepResult
+from ..train import Epoch, StepResult
 
 __all__ = ["Bar", "Display", "Lines", "Silent", "display_for"]
 

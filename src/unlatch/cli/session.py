@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from ..api import Epoch, Run, StageStatistics, StepResult, Trainer
-from ..api.probe import Comparison, as_metrics
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io import checkpoint
@@ -21,6 +19,8 @@ from ..io.metrics import Metrics, read
 from ..report.measures import measures_figure, measures_of
 from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event, bubble
+from ..train import Epoch, Run, StageStatistics, StepResult, Trainer
+from ..train.probe import Comparison, as_metrics
 from .console import people
 from .prepare import PreparedRun, loaders, make_run
 from .progress import Display, Silent, display_for

@@ -108,8 +108,8 @@ def _trainable(plan: Plan) -> Plan:
 def with_method(config: Config, name: str, by_hand: Collection[str] = ()) -> tuple[Config, list[str]]:
     """The same settings with another method, without options that are not its own.
 
-    An option of the same name is its own only if both methods have it from the same class: `beta` of fdg shrinks
-    gradients, `beta` of auxnet weighs a penalty.
+    An option of the same name is its own only if both methods have it from the same class: `weights` of fdg is a stash
+    or the latest, `weights` of petra by default the current ones.
 
     **Arguments:** `by_hand`: options that are meant for the new method, whichever the old one was.
 

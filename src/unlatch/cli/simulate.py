@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..api.method_run import MethodRun, simulate_method
+from ..advise.prediction import MethodRun, simulate_method
 from ..errors import ConfigError
 from ..report.sweep import SweepRow, draw_sweep, parse_counts, sweep, write_sweep
 from ..report.timeline import save_timeline, timeline_html

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import typer
 from rich.console import Console
 
+from ..advise.advice import Advice
 from ..config import Config, load
 from ..data.loader import Loader
 from ..errors import ConfigError, PlanError, UnlatchError
@@ -18,8 +19,7 @@ from ..io import checkpoint
 from ..io.run_folder import RunFolder
 from ..methods import get
 from ..report.stages import stage_table
-from ..runtime.launch import Ranks
-from ..schedule.stability import Advice
+from ..transport.launch import Ranks
 from .console import INTERRUPTED, Reported, emit_json, flags_of, people
 from .prepare import PreparedRun, loaders, prepare
 from .ranks import agree, join_torchrun, rank, under_torchrun
@@ -263,10 +263,10 @@ def _announce_delay(console: Console, advice: Advice | None) -> None:
     if advice is None:
         console.print("stability: no advice, since nothing is known of this optimizer's momentum")
         return
-    if not any(advice.gaps):
+    if not any(advice.lateness):
         console.print("stability: no gradient is late")
         return
-    for line in advice.table()[: len(advice.gaps) + 1]:
+    for line in advice.table()[: len(advice.lateness) + 1]:
         console.print(line)
     if advice.warning is not None:
         console.print(f"warning: {advice.warning}", style="bold yellow")

@@ -1,1 +1,5 @@
-"""What a run leaves on disk: its folder, metrics, versions and checkpoints. Knows nothing of how training works."""
+"""What a run leaves on disk. Knows nothing of how training works.
+
+`run_folder` is the folder of a run (read it first), `metrics` its numbers, `checkpoint` and `durable` what must survive
+a crash, `versions` and `toml` what it depended on. For `train`, `cli` and `report`; users read the files.
+"""

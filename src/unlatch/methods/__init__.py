@@ -1,5 +1,9 @@
 """The methods of the library, by class or by name.
 
+`base` has what every method answers, with defaults, and the registry: read it first. One file per method; `local`,
+`auxnet` and `layerpipe` are families with stations of their own. `options` checks options by their annotations,
+`planner` and `costs` serve `unlatch plan` and `simulate`. Generic code imports only from here and from those four.
+
 >>> from unlatch import methods
 >>> methods.get("dtrp") == methods.DTRP()
 True

@@ -31,7 +31,7 @@ class AsyncPP(Delayed):
       form, in which the memory of the average grows like v, is inferred.
     - `discount_updates`: over the first T updates the step size is divided by `(v - 1) ** (1 - t / T)`, where v > 2.
 
-    >>> AsyncPP().gaps(3), AsyncPP(microbatches=1).staleness(3)
+    >>> AsyncPP().lateness(3), AsyncPP(microbatches=1).staleness(3)
     ((2, 1, 0), (2.0, 1.0, 0.0))
     """
 

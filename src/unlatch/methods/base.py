@@ -33,7 +33,7 @@ from ..runtime.station import ChainStation, Station
 from ..schedule import Schedule, Workload
 from ..schedule.channel import FREE, Channel
 from ..schedule.simulation import Costed
-from ..schedule.stability import auto_microbatches, version_gaps
+from ..schedule.stability import auto_microbatches, version_lateness
 from .costs import chain_workload, stage_costs
 from .options import Whole, check_options
 from .planner import Planner
@@ -61,7 +61,7 @@ class ClosedForm:
     delays: Sequence[int]
     predict: str
     scale: Callable[[int, int], float]
-    beta: float
+    shrink: float
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Method(ABC):
             return self
         return replace(self, microbatches=self.choose_microbatches(stages, batch_size))
 
-    def gaps(self, stages: int) -> tuple[int, ...]:
+    def lateness(self, stages: int) -> tuple[int, ...]:
         """Per stage, micro-batches between the weights a forward sees and those its gradient is applied to."""
         schedule = self.schedule(stages)
         return tuple(schedule.lateness(stage) for stage in range(stages))
 
     def staleness(self, stages: int) -> tuple[float, ...]:
         """Per stage, the mean number of updates between forward and backward that theory gives."""
-        return tuple(gap / self.per_update for gap in self.gaps(stages))
+        return tuple(gap / self.per_update for gap in self.lateness(stages))
 
     # ------------------------------------------------------------- what it plans
 
@@ -306,7 +306,7 @@ class Method(ABC):
         2
         """
         gap = round(self.staleness(stages)[0] * self.per_update)
-        return self.rules().weight_copies(max(version_gaps(gap, self.per_update)))
+        return self.rules().weight_copies(max(version_lateness(gap, self.per_update)))
 
     def closed_form(self, stages: int) -> ClosedForm | str:
         """The recursion that defines the method, or why there is none."""
@@ -363,17 +363,17 @@ class Delayed(Method):
     - `predict`: run forwards at weights predicted for the time of their backward: `"none"`, `"difference"`, `"linear"`,
       `"geometric"`, `"constant-gradient"`, or a `Predictor`.
     - `gamma`: the step size of stage k of K is multiplied by `gamma ** (K - k)`.
-    - `beta`: every cotangent received from above is multiplied by this (FDG's gradient shrinking).
+    - `shrink`: every cotangent received from above is multiplied by this (FDG's gradient shrinking).
     """
 
     predict: str | Predictor = "none"
     gamma: float = 1.0
-    beta: float = 1.0
+    shrink: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         predictor(self.predict)
-        for name in ("gamma", "beta"):
+        for name in ("gamma", "shrink"):
             value = getattr(self, name)
             if not 0.0 < value <= 1.0:
                 raise ConfigError(f"{self.name}: {name} must lie in (0, 1], got {value!r}")
@@ -397,11 +397,11 @@ class Delayed(Method):
         chosen = rules.forward.prediction
         if chosen is not None and (chosen.name not in PREDICTIONS or chosen != predictor(chosen.name)):
             return f"the recursion has no predictor {chosen!r}"
-        gaps, delays = self.gaps(stages), self.crossed(stages)
+        lateness, delays = self.lateness(stages), self.crossed(stages)
         places = [StagePlace(stage, stages, delay) for stage, delay in enumerate(delays)]
         return ClosedForm(
             forward_version=lambda stage, micro: rules.forward.version(
-                max(0, micro - gaps[stage]) // per_update, micro // per_update
+                max(0, micro - lateness[stage]) // per_update, micro // per_update
             ),
             per_update=per_update,
             backward=rules.backward.taken_at,
@@ -411,7 +411,7 @@ class Delayed(Method):
             scale=lambda stage, update: (
                 rules.update.scale(places[stage]) * rules.update.scale_at(places[stage], update)
             ),
-            beta=factor,
+            shrink=factor,
         )
 
     def _rules(
@@ -424,13 +424,13 @@ class Delayed(Method):
         chosen = predictor(self.predict)
         usual: dict[str, Any] = {
             "forward": Newest() if isinstance(chosen, NoPrediction) else Predicted(chosen),
-            "gradient": FromAbove() if self.beta == 1.0 else Shrunk(self.beta),
+            "gradient": FromAbove() if self.shrink == 1.0 else Shrunk(self.shrink),
             "update": UpdateRule(decay=self.gamma),
         }
         return Rules(activation, backward=backward or Current(), **{**usual, **others})
 
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
-        return auto_microbatches(max(self.gaps(stages)), batch_size)
+        return auto_microbatches(max(self.lateness(stages)), batch_size)
 
 
 METHODS: dict[str, type[Method]] = {}

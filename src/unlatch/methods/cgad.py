@@ -38,7 +38,7 @@ class CGAD(Delayed):
     - `alpha`: how fast a gradient loses weight with its age; 0 leaves that to the gate alone.
     - `memory`: decay of the mean that the gate compares with.
 
-    >>> CGAD().gaps(3)
+    >>> CGAD().lateness(3)
     (2, 1, 0)
     """
 
@@ -56,7 +56,7 @@ class CGAD(Delayed):
         return one_f_one_b_async(stages)
 
     def rules(self) -> Rules:
-        return self._rules(Graph(), Stash(), gradient=Gated(self.alpha, self.memory, self.beta))
+        return self._rules(Graph(), Stash(), gradient=Gated(self.alpha, self.memory, self.shrink))
 
 
 @dataclass(frozen=True)

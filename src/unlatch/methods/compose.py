@@ -25,7 +25,7 @@ class Compose(Delayed):
     DTR on PipeDream's order, for half the delay:
 
     >>> from unlatch.schedule import one_f_one_b_async
-    >>> Compose(order=one_f_one_b_async, activations="input").gaps(3)
+    >>> Compose(order=one_f_one_b_async, activations="input").lateness(3)
     (2, 1, 0)
     """
 

@@ -39,7 +39,7 @@ class DSP(Delayed):
 class DTR(Delayed):
     """Decoupled training with re-computation (Peng et al. 2023): as DSP, but the backward comes first in each tick.
 
-    >>> DTR().gaps(4)
+    >>> DTR().lateness(4)
     (5, 3, 1, 0)
     """
 

@@ -22,7 +22,7 @@ class FDG(Delayed):
     **Arguments:** `weights`: `"stash"` takes the gradient at the weights of the forward; `"latest"` mixes old
     activations with new weights, as the authors' code does.
 
-    >>> FDG().gaps(3)
+    >>> FDG().lateness(3)
     (3, 1, 0)
     """
 

@@ -66,8 +66,8 @@ def choices(method: type, option: str) -> tuple[str, ...]:
 def owner(method: type, option: str) -> type | None:
     """The class that introduced an option: two methods mean the same by it only if they have it from the same one.
 
-    >>> from unlatch.methods import DTR, FDG, AuxNet
-    >>> owner(FDG, "beta") is owner(DTR, "beta"), owner(FDG, "beta") is owner(AuxNet, "beta")
+    >>> from unlatch.methods import DTR, FDG, PETRA
+    >>> owner(FDG, "gamma") is owner(DTR, "gamma"), owner(FDG, "weights") is owner(PETRA, "weights")
     (True, False)
     """
     return next((base for base in reversed(method.__mro__) if option in inspect.get_annotations(base)), None)

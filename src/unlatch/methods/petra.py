@@ -34,7 +34,7 @@ class PETRA(Delayed):
     - `store`: stages that keep their input although they are reversible.
     - `tolerance`: relative error of a reconstructed input above which a warning names the stage.
 
-    >>> PETRA().gaps(3), PETRA(order="1f1b").gaps(3)
+    >>> PETRA().lateness(3), PETRA(order="1f1b").lateness(3)
     ((4, 2, 0), (2, 1, 0))
     """
 

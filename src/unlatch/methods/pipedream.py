@@ -20,7 +20,7 @@ __all__ = ["PipeDream", "PipeDream2BW"]
 class PipeDream(Delayed):
     """Weight stashing: stage k of K applies gradients that are K-k batches old.
 
-    >>> PipeDream().gaps(3)
+    >>> PipeDream().lateness(3)
     (2, 1, 0)
     """
 
@@ -60,6 +60,6 @@ class PipeDream2BW(Delayed):
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
         return stages
 
-    def gaps(self, stages: int) -> tuple[int, ...]:
+    def lateness(self, stages: int) -> tuple[int, ...]:
         parts = stages if self.microbatches == "auto" else self.microbatches
         return (parts * self.accumulate if stages > 1 else 0,) * stages

@@ -33,7 +33,7 @@ class XPipe(Delayed):
 
     **Arguments:** `predict`: `"linear"` follows the optimizer's present velocity, as published for Adam; see `Delayed`.
 
-    >>> XPipe(microbatches=4).gaps(3), XPipe(microbatches=4).staleness(3)
+    >>> XPipe(microbatches=4).lateness(3), XPipe(microbatches=4).staleness(3)
     ((4, 4, 0), (1.0, 1.0, 0.0))
     """
 
@@ -56,10 +56,10 @@ class XPipe(Delayed):
     def choose_microbatches(self, stages: int, batch_size: int | None) -> int:
         return stages if batch_size is None else max(1, min(stages, batch_size))
 
-    def gaps(self, stages: int) -> tuple[int, ...]:
+    def lateness(self, stages: int) -> tuple[int, ...]:
         """Those of the first micro-batch of a mini-batch, in whole mini-batches: the others see the same weights."""
         parts = (stages if self.microbatches == "auto" else self.microbatches) * self.accumulate
-        return tuple(-(-gap // parts) * parts for gap in super().gaps(stages))
+        return tuple(-(-gap // parts) * parts for gap in super().lateness(stages))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""What training by stages needs from a network: blocks, trees of tensors, replayable randomness, couplings."""
+"""What training by stages needs from a network.
+
+`chain` makes blocks of a model (read it first) and `chain_check` checks them, `tree` handles what passes between them.
+`randomness` and `statistics` make passes replay, `split_backward` divides a backward. `coupling`, `reversible` and
+`inversion` are reversible blocks; `auxiliary`, `heads`, `rescaled` networks beside the stages. Exports are public.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""From a chain of blocks to stages: measure what blocks cost, and find the best cut."""
+"""From a chain of blocks to a `Plan`: what blocks cost, where to cut, which task where, and how much memory it takes.
+
+`plan` has the one plan type (read it first), `plan_file` its file. `profile`, `layer_costs` and `model_costs` say what
+layers cost, `partition` finds cuts. `tasks`, `dataflow` and `retiming` are the task graph that planners, executor,
+simulator and memory pass (`memory`) all read; `layerpipe` and `pipedream` are planners. Exported names are public.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The exact optimum of cutting a row of work items into consecutive runs, where some items may be cut inside.
 
-Whether runs of at most `c` exist is decided by filling one processor after the other up to `c`. At the smallest such
-`c` some processors are exactly full from one border between items to another, so `c` is a sum of items over a number
-of processors, and a search on a grid finer than the distance of two such fractions finds it exactly.
+Whether runs of at most `c` exist is decided by filling one device after the other up to `c`. At the smallest such
+`c` some devices are exactly full from one border between items to another, so `c` is a sum of items over a number
+of devices, and a search on a grid finer than the distance of two such fractions finds it exactly.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Part", "best_interval", "fill", "split_row"]
 
 
 class Part(NamedTuple):
-    """The share of one item that one processor has."""
+    """The share of one item that one device has."""
 
     item: int
-    processor: int
+    device: int
     fraction: Fraction
 
 
@@ -51,13 +51,13 @@ class Row:
         """Size of the whole row."""
         return self.ends[-1]
 
-    def borders(self, limit: int, per: int, processors: int) -> list[int] | None:
-        """Positions, times `per`, at which runs of at most `limit / per` end; `None` if `processors` do not suffice."""
+    def borders(self, limit: int, per: int, devices: int) -> list[int] | None:
+        """Positions, times `per`, at which runs of at most `limit / per` end; `None` if `devices` do not suffice."""
         at = 0
         goal = self.total * per
         found: list[int] = []
         while at < goal:
-            if len(found) == processors:
+            if len(found) == devices:
                 return None
             reach = at + limit
             if reach >= goal:
@@ -76,79 +76,79 @@ class Row:
             return False
         if self.most_parts is None or self.ends[item] * per == reach:
             return True
-        # The rest must fit on the next processor, and this must not be the second part already.
+        # The rest must fit on the next device, and this must not be the second part already.
         return self.ends[item + 1] * per - reach <= limit and at <= self.ends[item] * per
 
 
-def best_interval(row: Row, processors: int) -> Fraction:
-    """The smallest possible size of the largest run, when there are at most `processors` runs.
+def best_interval(row: Row, devices: int) -> Fraction:
+    """The smallest possible size of the largest run, when there are at most `devices` runs.
 
     >>> best_interval(Row([Fraction(2), Fraction(3), Fraction(2)], [False, True, False]), 2)
     Fraction(7, 2)
     >>> best_interval(Row([Fraction(2), Fraction(3), Fraction(2)], [False] * 3), 2)
     Fraction(5, 1)
     """
-    if processors < 1:
-        raise PlanError(f"expected at least 1 processor, got {processors}")
+    if devices < 1:
+        raise PlanError(f"expected at least 1 device, got {devices}")
     atomic = max((size for size, cut in zip(row.sizes, row.divisible, strict=True) if not cut), default=0)
     shared = max((size for size, cut in zip(row.sizes, row.divisible, strict=True) if cut), default=0)
-    floor = max(Fraction(row.total, processors), Fraction(atomic))
+    floor = max(Fraction(row.total, devices), Fraction(atomic))
     if row.most_parts is not None:
         floor = max(floor, Fraction(shared, row.most_parts))
-    if row.borders(floor.numerator, floor.denominator, processors) is not None:
+    if row.borders(floor.numerator, floor.denominator, devices) is not None:
         return floor / row.scale
-    # Two different sums over at most `processors` processors are further apart than two steps of this grid.
-    grid = 2 * processors * processors
+    # Two different sums over at most `devices` devices are further apart than two steps of this grid.
+    grid = 2 * devices * devices
     low, high = int(floor * grid), int((floor + max(atomic, shared)) * grid) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if row.borders(middle, grid, processors) is None:
+        if row.borders(middle, grid, devices) is None:
             low = middle
         else:
             high = middle
-    return Fraction(high, grid).limit_denominator(processors) / row.scale
+    return Fraction(high, grid).limit_denominator(devices) / row.scale
 
 
-def fill(row: Row, interval: Fraction, processors: int) -> list[Part]:
-    """Give every processor in turn as much of the row as fits into `interval`.
+def fill(row: Row, interval: Fraction, devices: int) -> list[Part]:
+    """Give every device in turn as much of the row as fits into `interval`.
 
     >>> [tuple(map(str, part)) for part in fill(Row([Fraction(1), Fraction(2)], [False, True]), Fraction(2), 2)]
     [('0', '0', '1'), ('1', '0', '1/2'), ('1', '1', '1/2')]
     """
     limit = interval * row.scale
     per = limit.denominator
-    borders = row.borders(limit.numerator, per, processors)
+    borders = row.borders(limit.numerator, per, devices)
     if borders is None:
-        raise PlanError(f"{processors} processors do not suffice for runs of at most {interval}")
+        raise PlanError(f"{devices} devices do not suffice for runs of at most {interval}")
     parts: list[Part] = []
     item = 0
-    for processor, (start, end) in enumerate(pairwise([0, *borders])):
+    for device, (start, end) in enumerate(pairwise([0, *borders])):
         while item < len(row.sizes) and row.ends[item + 1] * per <= end:
-            parts.append(_part(row, item, processor, start, end, per))
+            parts.append(_part(row, item, device, start, end, per))
             item += 1
         if item < len(row.sizes) and row.ends[item] * per < end:
-            parts.append(_part(row, item, processor, start, end, per))
+            parts.append(_part(row, item, device, start, end, per))
     # Items of no size after the last border.
     parts += [Part(rest, max(0, len(borders) - 1), Fraction(1)) for rest in range(item, len(row.sizes))]
     return parts
 
 
 def split_row(
-    sizes: Sequence[Fraction], divisible: Sequence[bool], processors: int, most_parts: int | None = None
+    sizes: Sequence[Fraction], divisible: Sequence[bool], devices: int, most_parts: int | None = None
 ) -> tuple[Fraction, list[Part]]:
-    """The smallest largest run, and which processor has which share of which item.
+    """The smallest largest run, and which device has which share of which item.
 
     >>> interval, parts = split_row([Fraction(1)] * 3, [False, True, False], 2)
     >>> interval, parts[1].fraction
     (Fraction(3, 2), Fraction(1, 2))
     """
     row = Row(sizes, divisible, most_parts)
-    interval = best_interval(row, processors)
-    return interval, fill(row, interval, processors)
+    interval = best_interval(row, devices)
+    return interval, fill(row, interval, devices)
 
 
-def _part(row: Row, item: int, processor: int, start: int, end: int, per: int) -> Part:
+def _part(row: Row, item: int, device: int, start: int, end: int, per: int) -> Part:
     if row.sizes[item] == 0:
-        return Part(item, processor, Fraction(1))
+        return Part(item, device, Fraction(1))
     first, last = max(start, row.ends[item] * per), min(end, row.ends[item + 1] * per)
-    return Part(item, processor, Fraction(last - first, row.sizes[item] * per))
+    return Part(item, device, Fraction(last - first, row.sizes[item] * per))

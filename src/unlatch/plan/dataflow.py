@@ -1,7 +1,7 @@
 """Which tensors the tasks of a plan hand to each other: the one reading of planner, simulator and executor.
 
 Names: `input/l` is the input of layer l (and the target, at its home); `grad/l/p` the rows of the gradient of its
-output that processor p computed, multiplied by the derivative of its elementwise function if it is a linear map with
+output that device p computed, multiplied by the derivative of its elementwise function if it is a linear map with
 one; `raw/l/p` the same before that multiplication, where it is a task of its own; `weights/l` its weights, of the
 version that the receiver needs; `wgrad/l` the gradient of its weights; `note` nothing but the news that a micro-batch
 has entered.
@@ -42,9 +42,9 @@ Work = Literal["tell", "forward", "ship", "elementwise", "input_gradient", "weig
 
 
 class Place(NamedTuple):
-    """A processor, a slot, and for shares of D the rows, as fractions of the batch."""
+    """A device, a slot, and for shares of D the rows, as fractions of the batch."""
 
-    processor: int
+    device: int
     slot: int
     begin: Fraction = Fraction(0)
     end: Fraction = Fraction(1)
@@ -83,11 +83,11 @@ class LayerTasks:
 
     @property
     def home(self) -> int:
-        return self.forward.processor
+        return self.forward.device
 
-    def rebuilds(self, processor: int) -> bool:
-        """Whether a processor must run the forward again to differentiate."""
-        return self.kind == "graph" and processor != self.home
+    def rebuilds(self, device: int) -> bool:
+        """Whether a device must run the forward again to differentiate."""
+        return self.kind == "graph" and device != self.home
 
     @property
     def fused(self) -> bool:
@@ -96,10 +96,10 @@ class LayerTasks:
 
 
 class Step(NamedTuple):
-    """What one processor does in one go, with the tensors that it uses, in order, and those that it makes.
+    """What one device does in one go, with the tensors that it uses, in order, and those that it makes.
 
     `computes` are the tasks that take its time: F stands for a forward, be it the first or one run again. `receiver` is
-    the processor that weights are shipped to.
+    the device that weights are shipped to.
     """
 
     work: Work
@@ -134,7 +134,7 @@ class Sizes(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A tensor on its way between two processors."""
+    """A tensor on its way between two devices."""
 
     tensor: str
     sender: int
@@ -146,7 +146,7 @@ def layer_kinds(tasks: Sequence[Task], linear: Sequence[bool]) -> list[LayerKind
     """How each layer is treated, given which ones are linear maps."""
     places: list[set[int]] = [set() for _ in linear]
     for task in tasks:
-        places[task.layer].add(task.processor)
+        places[task.layer].add(task.device)
     return [
         "linear" if is_map else "whole" if len(found) == 1 else "graph"
         for is_map, found in zip(linear, places, strict=True)
@@ -154,7 +154,7 @@ def layer_kinds(tasks: Sequence[Task], linear: Sequence[bool]) -> list[LayerKind
 
 
 class Dataflow:
-    """What every processor needs and makes for one micro-batch, and what it is sent.
+    """What every device needs and makes for one micro-batch, and what it is sent.
 
     **Arguments:** `kinds`, `factors`: of each layer, see `LayerTasks`. By default all are linear maps with an
     elementwise function.
@@ -189,7 +189,7 @@ class Dataflow:
             found += [self._input_gradient(layer, share) for share in tasks.input_gradient]
             if not (tasks.fused and tasks.input_gradient):
                 found.append(self._weight_gradient(layer))
-            if tasks.weight_gradient.processor != tasks.home:
+            if tasks.weight_gradient.device != tasks.home:
                 at = Place(tasks.home, tasks.weight_gradient.slot + 1)
                 found.append(Step("receive", layer, at, (f"wgrad/{layer}",)))
         return found
@@ -199,12 +199,12 @@ class Dataflow:
         made: dict[str, int] = {}
         used: dict[tuple[str, int], None] = {}
         for step in self.steps:
-            made.update(dict.fromkeys(step.makes, step.place.processor))
-            used.update(dict.fromkeys((tensor, step.place.processor) for tensor in step.uses))
+            made.update(dict.fromkeys(step.makes, step.place.device))
+            used.update(dict.fromkeys((tensor, step.place.device) for tensor in step.uses))
         return sorted((tensor, made[tensor], user) for tensor, user in used if made[tensor] != user)
 
     def messages(self, sizes: Sizes) -> list[Message]:
-        """All messages of one micro-batch: a tensor goes once to every processor that needs it."""
+        """All messages of one micro-batch: a tensor goes once to every device that needs it."""
         return [Message(*send, self._bytes(*send, sizes)) for send in self._sends]
 
     def time(self, step: Step, costs: Sequence[LayerCost]) -> Fraction:
@@ -222,8 +222,8 @@ class Dataflow:
         return total
 
     def repeated_forwards(self) -> list[tuple[int, int]]:
-        """Layers that are run forward again, each with the processor that does it."""
-        return [(s.layer, s.place.processor) for s in self.steps if s.work != "forward" and "F" in s.computes]
+        """Layers that are run forward again, each with the device that does it."""
+        return [(s.layer, s.place.device) for s in self.steps if s.work != "forward" and "F" in s.computes]
 
     def made_bytes(self, tensor: str, sizes: Sizes) -> Number:
         """The size of a tensor as it is made."""
@@ -238,7 +238,7 @@ class Dataflow:
         return sizes.outputs[layer] * _overlap(self._made_rows(tensor), ALL, sizes.samples)
 
     def _bytes(self, tensor: str, sender: int, receiver: int, sizes: Sizes) -> Number:
-        """The size of what a processor is sent of a tensor: the target goes home, and rows to whom they concern."""
+        """The size of what a device is sent of a tensor: the target goes home, and rows to whom they concern."""
         if tensor == NOTE:
             return 0
         kind, number, *_ = tensor.split("/")
@@ -255,45 +255,45 @@ class Dataflow:
         kind, number, source = tensor.split("/")
         if kind == "grad" and self.layers[int(number)].elementwise is not None:
             return ALL
-        return next((share for share in self._above(int(number)) if share.processor == int(source)), ALL)
+        return next((share for share in self._above(int(number)) if share.device == int(source)), ALL)
 
     # ------------------------------------------------------------------ single tensors
 
     def gradient_sources(self, layer: int) -> list[int]:
-        """The processors that make the gradient of a layer's output; none if it stays inside the last layer's graph."""
+        """The devices that make the gradient of a layer's output; none if it stays inside the last layer's graph."""
         tasks = self.layers[layer]
         if tasks.elementwise is not None:
-            return [tasks.elementwise.processor]
+            return [tasks.elementwise.device]
         if layer == self.last:
             return [] if tasks.kind == "whole" else [tasks.home]
-        return [share.processor for share in self._above(layer)]
+        return [share.device for share in self._above(layer)]
 
-    def needed_rows(self, layer: int, processor: int) -> Place | None:
-        """The share of rows of a gradient that is all a processor needs; `None` if it needs all."""
+    def needed_rows(self, layer: int, device: int) -> Place | None:
+        """The share of rows of a gradient that is all a device needs; `None` if it needs all."""
         tasks = self.layers[layer]
-        if tasks.kind != "linear" or tasks.weight_gradient.processor == processor:
+        if tasks.kind != "linear" or tasks.weight_gradient.device == device:
             return None
-        return next((share for share in tasks.input_gradient if share.processor == processor), None)
+        return next((share for share in tasks.input_gradient if share.device == device), None)
 
     def derivative_at(self, layer: int) -> bool:
         """Whether whoever computes the input gradient of `layer` applies the function's derivative of the one below."""
         return layer > 0 and self.layers[layer - 1].factor and self.layers[layer - 1].elementwise is None
 
     def couriers(self, layer: int) -> list[Place]:
-        """Processors that are sent weights, each with the slot in which it needs them first."""
-        return [Place(step.place.processor, step.place.slot) for step in self._users_of_weights(layer)]
+        """Devices that are sent weights, each with the slot in which it needs them first."""
+        return [Place(step.place.device, step.place.slot) for step in self._users_of_weights(layer)]
 
     # --------------------------------------------------------------------- single steps
 
     def _tells(self) -> Iterator[Step]:
-        """From where data enter to the first place of work on every other processor."""
+        """From where data enter to the first place of work on every other device."""
         first: dict[int, int] = {}
         for layer, tasks in enumerate(self.layers):
             first.setdefault(tasks.home, layer)
         for layer, tasks in enumerate(self.layers):
             places = [*tasks.input_gradient, tasks.weight_gradient, *([tasks.elementwise] if tasks.elementwise else [])]
             for place in sorted(places):
-                first.setdefault(place.processor, layer)
+                first.setdefault(place.device, layer)
         entrance, *others = first
         if others:
             yield Step("tell", first[entrance], Place(entrance, 0), makes=(NOTE,))
@@ -308,17 +308,17 @@ class Dataflow:
         return Step("forward", layer, tasks.forward, (f"input/{layer}",), tuple(makes), ("F",))
 
     def _elementwise(self, layer: int, place: Place) -> Step:
-        uses = [f"raw/{layer}/{share.processor}" for share in self._above(layer)]
+        uses = [f"raw/{layer}/{share.device}" for share in self._above(layer)]
         uses += [f"input/{layer + 1}"] if self.layers[layer].factor else []
-        return Step("elementwise", layer, place, tuple(uses), (f"grad/{layer}/{place.processor}",), ("H",))
+        return Step("elementwise", layer, place, tuple(uses), (f"grad/{layer}/{place.device}",), ("H",))
 
     def _ships(self, layer: int) -> Iterator[Step]:
         for step in self._users_of_weights(layer):
             at = Place(self.layers[layer].home, step.place.slot - 1)
-            yield Step("ship", layer, at, makes=(f"weights/{layer}",), receiver=step.place.processor)
+            yield Step("ship", layer, at, makes=(f"weights/{layer}",), receiver=step.place.device)
 
     def _input_gradient(self, layer: int, share: Place) -> Step:
-        tasks, at = self.layers[layer], share.processor
+        tasks, at = self.layers[layer], share.device
         uses = self._gradients(layer)
         uses += [f"weights/{layer}"] if at != tasks.home else []
         uses += [f"input/{layer}"] if tasks.rebuilds(at) else []
@@ -330,33 +330,33 @@ class Dataflow:
 
     def _weight_gradient(self, layer: int) -> Step:
         tasks, place = self.layers[layer], self.layers[layer].weight_gradient
-        makes = () if place.processor == tasks.home else (f"wgrad/{layer}",)
-        both = self._both(layer, place.processor)
+        makes = () if place.device == tasks.home else (f"wgrad/{layer}",)
+        both = self._both(layer, place.device)
         if both or (tasks.kind == "whole" and tasks.input_gradient):
             # Both gradients of a graph are computed at once: the second one only has to be handed on.
             return Step("weight_gradient", layer, place, (), makes, () if both else ("G",))
-        again = tasks.rebuilds(place.processor)
+        again = tasks.rebuilds(place.device)
         uses = self._gradients(layer)
         uses += [f"input/{layer}"] if tasks.kind == "linear" or again else []
         uses += [f"weights/{layer}"] if again else []
         return Step("weight_gradient", layer, place, tuple(uses), makes, ("F", "G") if again else ("G",))
 
-    def _both(self, layer: int, processor: int) -> bool:
+    def _both(self, layer: int, device: int) -> bool:
         """Whether a graph away from home gives both gradients there."""
         tasks = self.layers[layer]
-        places = {share.processor for share in tasks.input_gradient}
-        return tasks.kind == "graph" and tasks.weight_gradient.processor == processor and processor in places
+        places = {share.device for share in tasks.input_gradient}
+        return tasks.kind == "graph" and tasks.weight_gradient.device == device and device in places
 
     def _users_of_weights(self, layer: int) -> list[Step]:
-        """The first step of each processor that needs weights sent."""
+        """The first step of each device that needs weights sent."""
         tasks = self.layers[layer]
         steps = [self._input_gradient(layer, share) for share in tasks.input_gradient]
         steps.append(self._weight_gradient(layer))
         found: dict[int, Step] = {}
         for step in sorted(steps, key=lambda step: step.place.slot):
             if f"weights/{layer}" in step.uses:
-                found.setdefault(step.place.processor, step)
-        return [found[processor] for processor in sorted(found)]
+                found.setdefault(step.place.device, step)
+        return [found[device] for device in sorted(found)]
 
     def _above(self, layer: int) -> tuple[Place, ...]:
         return self.layers[layer + 1].input_gradient if layer < self.last else ()
@@ -373,15 +373,15 @@ def _overlap(made: Place, needed: Place, samples: int | None) -> Fraction:
     return Fraction(max(0, min(end, last) - max(begin, first)), samples)
 
 
-def cut_bytes(flow: Dataflow, sizes: Sizes, processors: int) -> list[Fraction]:
-    """Bytes over each border of a row of processors, where a tensor passes all borders on its way, once each.
+def cut_bytes(flow: Dataflow, sizes: Sizes, devices: int) -> list[Fraction]:
+    """Bytes over each border of a row of devices, where a tensor passes all borders on its way, once each.
 
     >>> one = Fraction(1)
     >>> placed = [Task(*task, one) for task in (("F", 0, 0), ("G", 0, 0), ("D", 1, 1), ("F", 1, 1), ("G", 1, 1))]
     >>> cut_bytes(Dataflow(placed, 2), Sizes([10, 20], [7, 9]), 2)
     [Fraction(20, 1)]
     """
-    crossing = [Fraction(0)] * (processors - 1)
+    crossing = [Fraction(0)] * (devices - 1)
     sent: dict[tuple[str, int], list[Message]] = {}
     for message in flow.messages(sizes):
         sent.setdefault((message.tensor, message.sender), []).append(message)
@@ -395,7 +395,7 @@ def cut_bytes(flow: Dataflow, sizes: Sizes, processors: int) -> list[Fraction]:
 
 
 def direct_bytes(flow: Dataflow, sizes: Sizes) -> Fraction:
-    """Bytes in all if every processor sends to every other directly, once for each that needs a tensor."""
+    """Bytes in all if every device sends to every other directly, once for each that needs a tensor."""
     return sum((exact(message.bytes) for message in flow.messages(sizes)), Fraction(0))
 
 
@@ -404,16 +404,16 @@ def _layer(
 ) -> LayerTasks:
     places: list[Place] = []
     done = Fraction(0)
-    for share in sorted(shares.get(("D", number), []), key=lambda share: share.processor):
-        places.append(Place(share.processor, share.slot, done, done + share.fraction))
+    for share in sorted(shares.get(("D", number), []), key=lambda share: share.device):
+        places.append(Place(share.device, share.slot, done, done + share.fraction))
         done += share.fraction
     (forward,), (weight,) = shares["F", number], shares["G", number]
-    elementwise = next((Place(t.processor, t.slot) for t in shares.get(("H", number), [])), None)
+    elementwise = next((Place(t.device, t.slot) for t in shares.get(("H", number), [])), None)
     return LayerTasks(
         kind,
         factor,
-        Place(forward.processor, forward.slot),
-        Place(weight.processor, weight.slot),
+        Place(forward.device, forward.slot),
+        Place(weight.device, weight.slot),
         tuple(places),
         elementwise,
     )

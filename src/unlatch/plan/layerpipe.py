@@ -1,8 +1,8 @@
-"""LayerPipe: the three tasks of every layer as separate work for any number of processors.
+"""LayerPipe: the three tasks of every layer as separate work for any number of devices.
 
 A reconstruction: the abstract of LayerPipe (Unnikrishnan and Parhi 2021) names the two ideas (the gradients of weights
 and of activations are independent tasks; the latter is divided between two consecutive layers), not the algorithm. Here
-the tasks stand in one row, processors take consecutive runs of it, and the best cut is found exactly.
+the tasks stand in one row, devices take consecutive runs of it, and the best cut is found exactly.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class PlannedTasks:
 
 def plan_layerpipe(
     costs: Sequence[LayerCost],
-    processors: int,
+    devices: int,
     mode: str = "divisible",
     *,
     channel: Channel = FREE,
@@ -141,38 +141,38 @@ def plan_layerpipe(
     **Arguments:**
 
     - `costs`: of the layers, in order; the D of the first is ignored.
-    - `processors`: how many; those that are of no use stay empty.
+    - `devices`: how many; those that are of no use stay empty.
     - `mode`: see `chain_items`.
     - `channel`: links between neighbours. If messages take time, the cut also depends on what crosses it.
-    - `most_parts`: 2 keeps every D on at most two processors even where it is longer than the interval.
+    - `most_parts`: 2 keeps every D on at most two devices even where it is longer than the interval.
     - `linear`: which layers are linear maps; of others no D is shared. All by default.
 
     >>> plan = plan_layerpipe([LayerCost(name, 1, 1, 1) for name in "abcd"], 2)
     >>> plan.initiation_interval, plan.delays.gradient
     (Fraction(11, 2), (2, 2, 0, 0))
     """
-    if processors < 1:
-        raise PlanError(f"expected at least 1 processor, got {processors}")
+    if devices < 1:
+        raise PlanError(f"expected at least 1 device, got {devices}")
     chain = as_chain(costs)
     how = check_mode(mode)
     items = chain_items(chain, how)
     if linear is not None:
         items = [item if linear[item.tasks[0][1]] else item._replace(divisible=False) for item in items]
-    _, parts = split_row([i.size for i in items], [i.divisible for i in items], processors, most_parts)
-    placed = [Task(kind, layer, p.processor, p.fraction) for p in parts for kind, layer in items[p.item].tasks]
-    plan = assemble(chain, processors, how, placed, channel=channel, linear=linear)
+    _, parts = split_row([i.size for i in items], [i.divisible for i in items], devices, most_parts)
+    placed = [Task(kind, layer, p.device, p.fraction) for p in parts for kind, layer in items[p.item].tasks]
+    plan = assemble(chain, devices, how, placed, channel=channel, linear=linear)
     if channel == FREE:
         return plan
-    homes = split_linked(chain, items, processors, channel, known=float(plan.initiation_interval))
+    homes = split_linked(chain, items, devices, channel, known=float(plan.initiation_interval))
     if homes is not None:
         placed = [Task(*task, at, Fraction(1)) for item, at in zip(items, homes, strict=True) for task in item.tasks]
-        plan = assemble(chain, processors, how, placed, channel=channel, linear=linear)
+        plan = assemble(chain, devices, how, placed, channel=channel, linear=linear)
     return replace(plan, proven=how != "divisible")
 
 
 def assemble(
     chain: Sequence[LayerCost],
-    processors: int,
+    devices: int,
     mode: Mode,
     placed: Sequence[Task],
     *,
@@ -189,10 +189,10 @@ def assemble(
     tasks = retime(placed, len(chain))
     maps = tuple(linear or [True] * len(chain))
     flow, sizes = Dataflow(tasks, len(chain), layer_kinds(tasks, maps)), Sizes.of(chain)
-    loads = [Fraction(0)] * processors
+    loads = [Fraction(0)] * devices
     for step in flow.steps:
-        loads[step.place.processor] += flow.time(step, chain)
-    cuts = cut_bytes(flow, sizes, processors) if in_a_row else []
+        loads[step.place.device] += flow.time(step, chain)
+    cuts = cut_bytes(flow, sizes, devices) if in_a_row else []
     total = sum(cuts, Fraction(0)) if in_a_row else direct_bytes(flow, sizes)
     interval = max(loads) if channel == FREE else exact(linked_interval(loads, cuts, channel))
     plan = Plan(
@@ -202,7 +202,7 @@ def assemble(
         tasks=tuple(tasks),
         method="layerpipe",
         options={"mode": mode},
-        analysis=_unfit(tasks, maps, in_a_row or processors == 1),
+        analysis=_unfit(tasks, maps, in_a_row or devices == 1),
     )
     return PlannedTasks(
         layers=tuple(chain),
@@ -226,14 +226,14 @@ def _unfit(tasks: Sequence[Task], linear: Sequence[bool], in_a_row: bool) -> str
     return SHARED if shared else ""
 
 
-def pipedream_interval(costs: Sequence[LayerCost], processors: int) -> Fraction:
+def pipedream_interval(costs: Sequence[LayerCost], devices: int) -> Fraction:
     """Interval of the best straight pipeline of whole layers: the baseline.
 
     >>> pipedream_interval([LayerCost("", 1, 1, 1)] * 4, 3)
     Fraction(5, 1)
     """
     sizes = [exact(layer.F) + exact(layer.D) + exact(layer.G) for layer in as_chain(costs)]
-    return split_row(sizes, [False] * len(sizes), processors)[0]
+    return split_row(sizes, [False] * len(sizes), devices)[0]
 
 
 def iteration_bound(chain: Sequence[LayerCost], gradient_delays: Sequence[int], tasks: Sequence[Task] = ()) -> Fraction:

@@ -1,6 +1,6 @@
 """The best cut of a row of tasks when messages over the cuts take time.
 
-A run costs its work and what crosses its two ends: in sum if processors wait for messages, otherwise whichever is
+A run costs its work and what crosses its two ends: in sum if devices wait for messages, otherwise whichever is
 longest. For a given limit the fewest runs are found by dynamic programming over all cuts between tasks; the limit by
 bisection.
 """
@@ -33,16 +33,16 @@ def cut_sizes(chain: Sequence[LayerCost], items: Sequence[Item]) -> list[float]:
     >>> cut_sizes(layers, chain_items(layers, "atomic"))
     [0.0, 17.0, 20.0, 39.0, 39.0]
     """
-    # Where every item has a processor of its own, the borders of the row are all cuts that there are.
+    # Where every item has a device of its own, the borders of the row are all cuts that there are.
     alone = [Task(kind, layer, at, Fraction(1)) for at, item in enumerate(items) for kind, layer in item.tasks]
     found = cut_bytes(Dataflow(alone, len(chain)), Sizes.of(chain), len(items))
     return [0.0, *map(float, found)]
 
 
 def split_linked(
-    chain: Sequence[LayerCost], items: Sequence[Item], processors: int, channel: Channel, known: float = math.inf
+    chain: Sequence[LayerCost], items: Sequence[Item], devices: int, channel: Channel, known: float = math.inf
 ) -> list[int] | None:
-    """The processor of each item, in the best cut between items; fewer processors than there are if that is faster.
+    """The device of each item, in the best cut between items; fewer devices than there are if that is faster.
 
     **Arguments:**
 
@@ -59,22 +59,22 @@ def split_linked(
     cuts = np.array([channel.time(size) if size else 0.0 for size in cut_sizes(chain, items)] + [0.0])
     cuts[0] = 0.0
     high = min(float(ends[-1]), known)
-    best = _fewest_runs(ends, cuts, high, processors, channel.overlapped)
+    best = _fewest_runs(ends, cuts, high, devices, channel.overlapped)
     if best is None:
         return None
-    low = float(ends[-1]) / processors
+    low = float(ends[-1]) / devices
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
-        runs = _fewest_runs(ends, cuts, middle, processors, channel.overlapped)
+        runs = _fewest_runs(ends, cuts, middle, devices, channel.overlapped)
         if runs is None:
             low = middle
         else:
             best, high = runs, middle
-    return [processor for processor, (start, end) in enumerate(best) for _ in range(start, end)]
+    return [device for device, (start, end) in enumerate(best) for _ in range(start, end)]
 
 
 def linked_interval(loads: Sequence[Fraction], cuts: Sequence[Fraction], channel: Channel) -> float:
-    """Time per mini-batch of a row of processors with these loads and these bytes over its borders.
+    """Time per mini-batch of a row of devices with these loads and these bytes over its borders.
 
     >>> linked_interval([Fraction(3), Fraction(4)], [Fraction(10)], Channel(bandwidth=5, overlapped=False))
     6.0
@@ -87,9 +87,9 @@ def linked_interval(loads: Sequence[Fraction], cuts: Sequence[Fraction], channel
 
 
 def _fewest_runs(
-    ends: Vector, cuts: Vector, limit: float, processors: int, overlapped: bool
+    ends: Vector, cuts: Vector, limit: float, devices: int, overlapped: bool
 ) -> list[tuple[int, int]] | None:
-    """Runs that cost at most `limit` each; `None` if there are more than `processors`."""
+    """Runs that cost at most `limit` each; `None` if there are more than `devices`."""
     # Rounding must not separate a limit from the sum that it was computed from.
     limit *= 1 + 1e-12
     count = len(ends) - 1
@@ -108,7 +108,7 @@ def _fewest_runs(
         if runs.size:
             pick = int(runs.argmin())
             need[at], came[at] = runs[pick] + 1, first[at] + pick
-    if need[count] > processors:
+    if need[count] > devices:
         return None
     found = []
     at = count

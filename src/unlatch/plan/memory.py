@@ -366,7 +366,7 @@ def task_memory(
     - `optimizer_slots`, `message_bytes`: as in `stage_memory`.
     - `input_bytes`: of one micro-batch of data.
     """
-    where = {(task.kind, task.layer): task.processor for task in planned.tasks}
+    where = {(task.kind, task.layer): task.device for task in planned.tasks}
     inputs = [float(input_bytes), *(float(layer.activation_bytes) for layer in planned.layers)]
     found = [0.0] * planned.devices
     for layer, cost in enumerate(planned.layers):

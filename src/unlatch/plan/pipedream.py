@@ -137,8 +137,8 @@ class PlannedStages:
         }
 
 
-def plan_straight(costs: Sequence[LayerCost], processors: int) -> PlannedStages:
-    """The best cut into at most `processors` stages of one worker each, when messages are free.
+def plan_straight(costs: Sequence[LayerCost], devices: int) -> PlannedStages:
+    """The best cut into at most `devices` stages of one worker each, when messages are free.
 
     >>> plan = plan_straight([LayerCost("", 1, 1, 1)] * 4, 3)
     >>> plan.initiation_interval, plan.loads, plan.versions
@@ -146,11 +146,11 @@ def plan_straight(costs: Sequence[LayerCost], processors: int) -> PlannedStages:
     """
     chain = as_chain(costs)
     sizes = [exact(layer.F) + exact(layer.D) + exact(layer.G) for layer in chain]
-    _, parts = split_row(sizes, [False] * len(sizes), processors)
-    homes = [part.processor for part in parts]
+    _, parts = split_row(sizes, [False] * len(sizes), devices)
+    homes = [part.device for part in parts]
     starts = [n for n, home in enumerate(homes) if n == 0 or home != homes[n - 1]]
     stages = [ReplicatedStage(a, b) for a, b in zip(starts, [*starts[1:], len(chain)], strict=True)]
-    return _finish(chain, processors, stages, math.inf)
+    return _finish(chain, devices, stages, math.inf)
 
 
 def plan_pipedream(

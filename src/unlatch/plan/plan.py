@@ -74,7 +74,7 @@ class Plan:
     def busy_devices(self) -> int:
         """How many have something to do."""
         if self.tasks:
-            return len({task.processor for task in self.tasks})
+            return len({task.device for task in self.tasks})
         return sum(self.replicas) if self.replicas else len(self.starts)
 
     @property
@@ -96,7 +96,7 @@ class Plan:
     def layer_devices(self) -> tuple[int, ...]:
         """Where tasks are placed: the device of each layer's forward, which holds its weights."""
         shares = by_task(self.tasks)
-        return tuple(shares["F", layer][0].processor for layer in range(len(self.starts))) if self.tasks else ()
+        return tuple(shares["F", layer][0].device for layer in range(len(self.starts))) if self.tasks else ()
 
     @property
     def delays(self) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ class Plan:
             raise PlanError(f"{named} is for analysis only: {self.analysis}")
         if not self.tasks:
             return self
-        used = {task.processor for task in self.tasks}
+        used = {task.device for task in self.tasks}
         idle = [device for device in range(self.devices) if device not in used]
         if idle:
             raise PlanError(
@@ -156,7 +156,7 @@ class Plan:
         unit, scale = ("ms", 1e3) if self.measured else ("relative", 1 / float(sum(self.loads) or 1))
         lines = []
         for device, load in enumerate(self.loads):
-            mine = [_shown(task) for task in self.tasks if task.processor == device]
+            mine = [_shown(task) for task in self.tasks if task.device == device]
             lines.append(f"device {device}: {' '.join(mine)}  ({float(load) * scale:.3g} {unit})")
         for layer, (names, delay) in enumerate(zip(self.stages, self.delays, strict=True)):
             span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"

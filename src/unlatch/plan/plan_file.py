@@ -83,8 +83,8 @@ class _Plan(_Strict):
             if layer >= layers:
                 raise ValueError(f"tasks: {kind} of layer {layer}, but there are {layers} layers")
             total = float(sum(part.fraction for part in parts))
-            if abs(total - 1) > 1e-6 or len({part.processor for part in parts}) < len(parts):
-                shown = ", ".join(f"{float(part.fraction):g} on {part.processor}" for part in parts)
+            if abs(total - 1) > 1e-6 or len({part.device for part in parts}) < len(parts):
+                shown = ", ".join(f"{float(part.fraction):g} on {part.device}" for part in parts)
                 raise ValueError(
                     f"shares of {kind} of layer {layer} must be on different devices and add up to 1, got {shown}"
                 )

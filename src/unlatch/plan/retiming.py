@@ -1,6 +1,6 @@
 """From places to slots: when each task is due, and how late each layer's gradient comes.
 
-Mini-batch `t` executes task `v` in slot `t + r(v)`. Whatever crosses from one processor to another takes one slot, so
+Mini-batch `t` executes task `v` in slot `t + r(v)`. Whatever crosses from one device to another takes one slot, so
 each slot is one step of a systolic machine: compute, exchange, next. A layer's gradient is then `r(G) - r(F)` updates
 old.
 """
@@ -45,12 +45,12 @@ def retime(placed: Sequence[Task], layers: int) -> list[Task]:
         if step.work not in _TASKS:
             # Weights are there in any case: they leave home after the forward, and nobody waits for a gradient of them.
             continue
-        at = step.place.processor
+        at = step.place.device
         needed = [made[tensor] for tensor in step.uses if tensor in made]
         slot = max((slot + (place != at) for place, slot in needed), default=0)
         slots[_TASKS[step.work], step.layer, at] = slot
         made.update(dict.fromkeys(step.makes, (at, slot)))
-    return [task._replace(slot=slots[task.kind, task.layer, task.processor]) for task in placed]
+    return [task._replace(slot=slots[task.kind, task.layer, task.device]) for task in placed]
 
 
 def delays(tasks: Sequence[Task], layers: int) -> Delays:
@@ -72,6 +72,6 @@ def delays(tasks: Sequence[Task], layers: int) -> Delays:
     for layer in range(layers):
         # The data of the first layer arrive where and when its forward runs.
         source = forward[max(0, layer - 1)]
-        kept.append(weight[layer].slot - source.slot - (source.processor != weight[layer].processor))
+        kept.append(weight[layer].slot - source.slot - (source.device != weight[layer].device))
     gradient = tuple(g.slot - f.slot for f, g in zip(forward, weight, strict=True))
     return Delays(gradient, tuple(stash), tuple(kept))

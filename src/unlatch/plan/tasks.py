@@ -1,7 +1,7 @@
 """The tasks of a chain of layers, in the order in which neighbouring tasks share the most data.
 
 The order is `F1 G1 | D2 | F2 G2 | D3 | ...`: the gradient of a layer's input stands between that layer and the one
-below, because it may be computed on the processor of either.
+below, because it may be computed on the device of either.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ TaskKind = Literal["F", "D", "G", "H"]
 
 
 class Task(NamedTuple):
-    """A share of a task of one layer on one processor. Mini-batch `t` is due in slot `t + slot`."""
+    """A share of a task of one layer on one device. Mini-batch `t` is due in slot `t + slot`."""
 
     kind: TaskKind
     layer: int
-    processor: int
+    device: int
     fraction: Fraction
     slot: int = 0
 
 
 class Item(NamedTuple):
-    """What a processor takes as a whole, or, if divisible, in parts: one task, or two that stay together."""
+    """What a device takes as a whole, or, if divisible, in parts: one task, or two that stay together."""
 
     tasks: tuple[tuple[TaskKind, int], ...]
     size: Fraction

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..api.probe import Comparison, Reference
-from ..api.statistics import StageStatistics
 from ..io.metrics import read
+from ..train.probe import Comparison, Reference
+from ..train.statistics import StageStatistics
 
 __all__ = ["probe_figure", "read_probe", "reconstruction_figure"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..api.method_run import simulate_method
+from ..advise.prediction import simulate_method
 from ..errors import ConfigError
 from ..methods import Method
 from ..plan.layer_costs import LayerCost
@@ -102,7 +102,7 @@ def sweep(
                     run.speedup,
                     run.utilisation,
                     float(simulation.bubble),
-                    max(run.gaps) / (run.microbatches * run.method.accumulate),
+                    max(run.lateness) / (run.microbatches * run.method.accumulate),
                     max(run.device_bytes()),
                     float(sum(simulation.link_bytes.values())) * run.microbatches,
                 )

@@ -2,6 +2,6 @@
 
 A rule is a small frozen object, the same for all stages; `at` makes what one stage uses of it. Others may build rules
 and ask them (`Rules` and the classes it names); names with an underscore are each file's own. Read `bundle` first, then
-`activations` and `weights`. `predict`, `closed_forms` and `average` serve `weights`; `border` and `ramp` serve methods
-with local losses.
+`activations` and `weights`. `predict`, `closed_forms` and `average` serve `weights`; `ramp` serves methods with local
+losses.
 """

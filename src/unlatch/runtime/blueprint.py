@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..nn.chain import Block, Model, StageChain, cut
 from ..nn.tree import Tree
 from ..plan import Plan
+from ..transport.world import World
 from .stage import StageOptions
-from .world import World
 
 __all__ = ["Blueprint"]
 

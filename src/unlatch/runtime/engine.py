@@ -27,12 +27,11 @@ from torch import Tensor
 from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
 from ..nn.tree import batch_size, copied, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Schedule
+from ..transport.mail import DATA, Mail, Message, Micro
+from ..transport.wire import dense_tree
 from .events import Event, Recorder
-from .mail import DATA, Mail, Message
-from .micro import Micro
 from .stage import Stage
 from .station import Operation, Station
-from .wire import dense_tree
 
 __all__ = ["Engine", "Finished"]
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from ..errors import DataError
 from ..nn.tree import batch_size, map_tensors
 from ..schedule import OUTSIDE, Entry, Kind, Periodic, Port
+from ..transport.mail import ACK, DATA, EVALUATE, Mail, Micro
 from .engine import Engine
-from .mail import ACK, DATA, EVALUATE, Mail
-from .micro import Micro
 from .station import Operation, Station
 
 __all__ = ["evaluate", "evaluation_schedule"]

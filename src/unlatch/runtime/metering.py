@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["PeakMeter", "Scale", "Waiting"]
+__all__ = ["PeakMeter", "Scale"]
 
 
 class Scale:
@@ -34,25 +34,6 @@ class Scale:
     def total(self) -> int:
         """Bytes seen so far."""
         return sum(self._seen.values())
-
-
-class Waiting:
-    """Bytes of messages that have come for a stage and were not taken up yet: now, and at most.
-
-    >>> waiting = Waiting()
-    >>> waiting.change(3, 100); waiting.change(3, 20); waiting.change(3, -100)
-    >>> waiting.most[3]
-    120
-    """
-
-    def __init__(self) -> None:
-        self.most: Counter[int] = Counter()
-        self._now: Counter[int] = Counter()
-
-    def change(self, stage: int, nbytes: int) -> None:
-        """Note that bytes came, or (below zero) were taken up."""
-        self._now[stage] += nbytes
-        self.most[stage] = max(self.most[stage], self._now[stage])
 
 
 class _Held:

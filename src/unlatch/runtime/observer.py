@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ..nn.tree import Tree
-from .micro import Micro
+from ..transport.mail import Micro
 
 if TYPE_CHECKING:
     from .stage import Stage

@@ -18,10 +18,19 @@ from ..nn.tree import Tree, unflatten
 from ..rules.kept import Kept
 from ..rules.updates import OptimizerFactory
 from .measuring import Measured
-from .precision import autocast
 from .updating import Optimizer
 
-__all__ = ["Passes", "StageOptions"]
+__all__ = ["Passes", "StageOptions", "autocast"]
+
+
+def autocast(precision: str) -> AbstractContextManager[Any]:
+    """A context in which forwards run in `precision`: `"bf16"` casts automatically, `"fp32"` leaves everything alone.
+
+    >>> with autocast("bf16"):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.bfloat16
+    """
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 @dataclass(frozen=True)

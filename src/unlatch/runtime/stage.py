@@ -21,7 +21,7 @@ from ..rules.gradients import Gradients
 from ..rules.kept import Kept
 from ..rules.updates import StagePlace
 from ..rules.weights import weights_at
-from .micro import Micro
+from ..transport.mail import Micro
 from .observer import Observer
 from .passes import Passes, StageOptions
 from .updating import Updater

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..nn.tree import copied
 from ..schedule import Kind
-from .micro import Micro
+from ..transport.mail import Micro
 from .stage import Returned, Stage
 from .trained import Trained
 

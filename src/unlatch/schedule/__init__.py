@@ -1,4 +1,9 @@
-"""Schedules as data: who does what in which order, and what follows from that. No torch here."""
+"""Schedules as data: who does what in which order, and what follows from that. No torch here.
+
+`entries` is the vocabulary (read it first), `periodic` and `flushed` make schedules, `runs` unrolls them. Passes over
+them: `validity`, `occupancy`, `picture`, and the simulator (`simulator`, `simulation`, `workload`, `machine`).
+`stability` has the limits of delayed updates. Exported names are public; a schedule of your own is made of `Entry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message costs between two processors."""
+"""What a message costs between two devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Channel:
 
     - `bandwidth`: bytes per unit of time.
     - `latency`: time from the end of the transmission to the arrival.
-    - `overlapped`: whether messages travel while both processors compute; otherwise each message holds up both.
+    - `overlapped`: whether messages travel while both devices compute; otherwise each message holds up both.
 
     >>> Channel(bandwidth=100, latency=1).time(50)
     1.5

@@ -7,6 +7,7 @@ upwards is a valid order, since the gradient for `B(i - delay[s])` left stage `s
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,20 +51,27 @@ class Periodic(Schedule):
         return max((entry.offset for entry in self.entries), default=0)
 
     @cached_property
-    def _due(self) -> tuple[tuple[int, int], ...]:
-        return tuple((number, entry.offset) for number, entry in enumerate(self.entries))
+    def _due(self) -> list[tuple[int, int]]:
+        return [(number, entry.offset) for number, entry in enumerate(self.entries)]
+
+    @cached_property
+    def _by_offset(self) -> list[tuple[int, int]]:
+        return sorted((offset, number) for number, offset in self._due)
+
+    def _between(self, low: int, high: int) -> list[tuple[int, int]]:
+        """Entries with offsets from `low` to `high`, as listed: few of many while a long pipeline fills or empties."""
+        first, end = bisect_left(self._by_offset, (low, -1)), bisect_left(self._by_offset, (high + 1, -1))
+        return sorted((number, offset) for offset, number in self._by_offset[first:end])
 
     def feed(self, first: int, count: int) -> Iterator[tuple[int, int]]:
         for slot in range(first, first + count):
-            for number, offset in self._due:
-                if slot >= offset:
-                    yield number, slot - offset
+            for number, offset in self._due if slot >= self.depth else self._between(0, slot):
+                yield number, slot - offset
 
     def drain(self, fed: int) -> Iterator[tuple[int, int]]:
         for slot in range(fed, fed + self.depth):
-            for number, offset in self._due:
-                if 0 <= slot - offset < fed:
-                    yield number, slot - offset
+            for number, offset in self._between(slot - fed + 1, slot):
+                yield number, slot - offset
 
     def delay(self, stage: int) -> int:
         found = self.passes(stage)

@@ -1,8 +1,8 @@
-"""How much delay a stage can bear: the largest stable lr x curvature, and advice drawn from it.
+"""How much delay a stage can bear: the largest stable lr x curvature.
 
 On one direction of curvature c the update of a stage whose gradients come from older weights is a linear recursion in
 a = lr x c. Its limit a* is the first a at which a mode of the recursion leaves the unit circle. Micro-batch `b` runs
-forward at `U((b - gap) // M)` and updates `U(b // M)`, so the M micro-batches of one update see version gaps
+forward at `U((b - gap) // M)` and updates `U(b // M)`, so the M micro-batches of one update see version lateness
 `ceil((gap - j) / M)`, j = 0..M-1, the same in every period: counted in updates the recursion does not depend on time.
 
 With w the weights and g the summed gradient as z-transforms, w = -P(z) g for the optimizer and g = a A(z) w + a B(z) g
@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,18 +26,14 @@ import numpy.typing as npt
 from ..errors import ConfigError
 
 __all__ = [
-    "Advice",
-    "Cure",
-    "Verdict",
-    "advise",
     "auto_microbatches",
     "geometric_factor",
+    "predicts",
     "stability_limit",
-    "version_gaps",
+    "version_lateness",
     "wants_prediction",
 ]
 
-Verdict = Literal["about bp", "some loss", "large loss"]
 _Complex = npt.NDArray[np.complexfloating[Any, Any]]
 
 ABOUT_BP = 0.15
@@ -57,10 +51,10 @@ def geometric_factor(momentum: float, steps: float) -> float:
     return float(steps) if momentum == 1.0 else momentum * (1.0 - momentum**steps) / (1.0 - momentum)
 
 
-def version_gaps(gap: int, microbatches: int) -> tuple[int, ...]:
+def version_lateness(gap: int, microbatches: int) -> tuple[int, ...]:
     """Updates between forward and backward weights, for each micro-batch of one update.
 
-    >>> version_gaps(5, 4)
+    >>> version_lateness(5, 4)
     (2, 1, 1, 1)
     """
     return tuple(-((j - gap) // microbatches) for j in range(microbatches))
@@ -99,7 +93,7 @@ def stability_limit(
         )
     if not 0.0 <= momentum < 1.0:
         raise ConfigError(f"momentum {momentum}: expected 0 <= momentum < 1")
-    return _first_crossing(version_gaps(gap, microbatches), momentum, nesterov, name, alpha)
+    return _first_crossing(version_lateness(gap, microbatches), momentum, nesterov, name, alpha)
 
 
 def _displacement(name: str, momentum: float, nesterov: bool, steps: int) -> tuple[float, float, float]:
@@ -121,10 +115,10 @@ def _displacement(name: str, momentum: float, nesterov: bool, steps: int) -> tup
 
 
 @lru_cache(maxsize=4096)
-def _first_crossing(gaps: tuple[int, ...], momentum: float, nesterov: bool, name: str, alpha: float) -> float:
+def _first_crossing(lateness: tuple[int, ...], momentum: float, nesterov: bool, name: str, alpha: float) -> float:
     terms = [
-        (gap, count / len(gaps), *(alpha * c for c in _displacement(name, momentum, nesterov, gap)))
-        for gap, count in Counter(gaps).items()
+        (gap, count / len(lateness), *(alpha * c for c in _displacement(name, momentum, nesterov, gap)))
+        for gap, count in Counter(lateness).items()
     ]
 
     def gain(theta: npt.NDArray[np.float64]) -> _Complex:
@@ -138,8 +132,8 @@ def _first_crossing(gaps: tuple[int, ...], momentum: float, nesterov: bool, name
             total += weight * z**-gap * (forward * optimizer + on_gradient / z)
         return total
 
-    # The gain turns about max(gaps) + 2 times over half the circle; near 0 it varies on the scale of 1 - momentum.
-    grid = np.union1d(np.geomspace(1e-7, 0.1, 400), np.linspace(0.01, math.pi, 64 * (max(gaps) + 4)))
+    # The gain turns about max(lateness) + 2 times over half the circle; near 0 it varies on the scale of 1 - momentum.
+    grid = np.union1d(np.geomspace(1e-7, 0.1, 400), np.linspace(0.01, math.pi, 64 * (max(lateness) + 4)))
     sign = np.signbit(gain(grid).imag)
     turns = np.flatnonzero(sign[1:-1] != sign[:-2])
     low, high, below = grid[turns], grid[turns + 1], sign[turns]
@@ -164,138 +158,15 @@ def auto_microbatches(gap: int, batch_size: int | None = None) -> int:
     return 1 << (max(1, wanted).bit_length() - 1)
 
 
+def predicts(predictor: str | None) -> bool:
+    """Whether a predictor of this name does anything.
+
+    >>> predicts("linear"), predicts("none"), predicts(None)
+    (True, False, False)
+    """
+    return predictor not in (None, "none")
+
+
 def wants_prediction(gap: int, microbatches: int) -> bool:
     """Whether prediction is worth having: the delay exceeds 1.5 updates; below that it rather takes stability away."""
     return gap / microbatches > 1.5
-
-
-@dataclass(frozen=True)
-class Cure:
-    """A setting that bears the delay better, and the limit it reaches at the oldest stage."""
-
-    microbatches: int
-    nesterov: bool
-    predictor: str | None
-    limit: float
-    changes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What the delay of every stage costs. `warning` is None when nothing is expected to be lost."""
-
-    gaps: tuple[int, ...]
-    limits: tuple[float, ...]
-    verdicts: tuple[Verdict, ...]
-    microbatches: int
-    warning: str | None
-    cure: Cure | None
-
-    def table(self) -> list[str]:
-        """Plain lines, one per stage, the warning last.
-
-        >>> for line in advise([1, 0], momentum=0.9, nesterov=True).table(): print(line)
-        stage   gap  in updates      a*  verdict
-            0     1         1.0   0.253  about bp
-            1     0         0.0   1.357  about bp
-        """
-        lines = ["stage   gap  in updates      a*  verdict"]
-        for stage, (gap, limit, verdict) in enumerate(zip(self.gaps, self.limits, self.verdicts, strict=True)):
-            lines.append(f"{stage:>5} {gap:>5} {gap / self.microbatches:>11.1f} {limit:>7.3f}  {verdict}")
-        return lines if self.warning is None else [*lines, self.warning]
-
-
-def advise(
-    gaps: Sequence[int],
-    *,
-    momentum: float = 0.9,
-    nesterov: bool = False,
-    predictor: str | None = None,
-    alpha: float = 1.0,
-    microbatches: int = 1,
-    batch_size: int | None = None,
-    nesterov_available: bool = True,
-) -> Advice:
-    """Judge a setting by the stability limit of each stage and name the cure where accuracy is likely to be lost.
-
-    **Arguments:**
-
-    - `gaps`: per stage, in micro-batches; see `stability_limit` for the other settings.
-    - `batch_size`: total samples per update, to keep the advised micro-batches from becoming too small.
-    - `nesterov_available`: False for optimizers without that option (Adam).
-
-    >>> advice = advise([5, 3, 1, 0], momentum=0.9)
-    >>> advice.verdicts[0], advice.cure.changes
-    ('large loss', ('microbatches=4', 'nesterov=True'))
-    """
-    limits = tuple(
-        stability_limit(
-            gap, momentum=momentum, nesterov=nesterov, predictor=predictor, alpha=alpha, microbatches=microbatches
-        )
-        for gap in gaps
-    )
-    verdicts = tuple(_verdict(gap, limit) for gap, limit in zip(gaps, limits, strict=True))
-    warning, cure = None, None
-    worst = min(range(len(limits)), key=lambda stage: (verdicts[stage] == "about bp", limits[stage]), default=None)
-    if worst is not None and verdicts[worst] != "about bp":
-        current = Cure(microbatches, nesterov, predictor, limits[worst], ())
-        cure = _cure(gaps[worst], current, momentum, alpha, batch_size, nesterov_available and momentum > 0.0)
-        warning = _warning(worst, gaps[worst] / microbatches, limits[worst], verdicts[worst], cure)
-    return Advice(tuple(gaps), limits, verdicts, microbatches, warning, cure)
-
-
-def _verdict(gap: int, limit: float) -> Verdict:
-    if gap == 0 or limit >= ABOUT_BP:
-        return "about bp"
-    return "some loss" if limit >= SOME_LOSS else "large loss"
-
-
-def _cure(
-    gap: int, current: Cure, momentum: float, alpha: float, batch_size: int | None, may_nesterov: bool
-) -> Cure | None:
-    """The smallest step up the ladder micro-batches (by the rule), prediction, more micro-batches that reaches BP."""
-    nesterov = current.nesterov or may_nesterov
-    rule = max(current.microbatches, auto_microbatches(gap, batch_size))
-    ample = max(current.microbatches, auto_microbatches(2 * gap - 1, batch_size))
-    predicting = current.predictor if current.predictor not in (None, "none") else "geometric"
-    ladder = [
-        (rule, predicting if wants_prediction(gap, rule) else current.predictor),
-        (rule, predicting),
-        (ample, predicting if wants_prediction(gap, ample) else current.predictor),
-        (ample, predicting),
-    ]
-    best: Cure | None = None
-    for count, name in ladder:
-        limit = stability_limit(
-            gap, momentum=momentum, nesterov=nesterov, predictor=name, alpha=alpha, microbatches=count
-        )
-        if best is None or limit > best.limit:
-            best = Cure(count, nesterov, name, limit, _changes(current, count, nesterov, name))
-        if best.limit >= ABOUT_BP:
-            break
-    return best if best is not None and best.limit > current.limit and best.changes else None
-
-
-def _changes(current: Cure, microbatches: int, nesterov: bool, predictor: str | None) -> tuple[str, ...]:
-    wanted = (
-        (microbatches != current.microbatches, f"microbatches={microbatches}"),
-        (nesterov != current.nesterov, "nesterov=True"),
-        (predictor != current.predictor, f"predict={predictor!r}"),
-    )
-    return tuple(text for differs, text in wanted if differs)
-
-
-def _warning(stage: int, delay: float, limit: float, verdict: Verdict, cure: Cure | None) -> str:
-    expected = (
-        "some loss of accuracy is likely (1 to 4 points in short runs)"
-        if verdict == "some loss"
-        else "a large loss of accuracy is likely (4 points or more in short runs)"
-    )
-    late = f"{delay:.3g} update{'' if delay == 1 else 's'} late"
-    text = f"stage {stage} is {late}, a* = {limit:.3f}: {expected}. A lower learning rate does not help."
-    if cure is None:
-        return f"{text} Use fewer stages, a method with less delay, or larger batches split into more micro-batches."
-    reach = (
-        "about as good as bp" if cure.limit >= ABOUT_BP else "better, though not as good as bp; fewer stages help more"
-    )
-    return f"{text} Set {', '.join(cure.changes)}: a* = {cure.limit:.3f}, {reach}."

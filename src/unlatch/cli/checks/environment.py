@@ -9,7 +9,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ...runtime.launch import Ranks
+from ...transport.launch import Ranks
 from .finding import Finding
 
 __all__ = ["loopback", "machine"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...nn.chain import StageChain, chain
 from ...nn.randomness import replayable
-from ...runtime.launch import Ranks
+from ...transport.launch import Ranks
 from ..prepare import updates_in
 from .finding import Finding, Inapplicable
 from .trial import Trial, largest_difference, train_on_rank

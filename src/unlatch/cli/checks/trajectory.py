@@ -56,7 +56,7 @@ def _truth(trial: Trial, batches: list[Batch], sgd: SGD, form: ClosedForm) -> li
             delays=form.delays,
             predict=form.predict,
             scale=form.scale,
-            beta=form.beta,
+            shrink=form.shrink,
             seed=trial.config.run.seed,
         )
     except (AttributeError, TypeError) as error:

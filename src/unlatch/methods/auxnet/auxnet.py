@@ -14,7 +14,6 @@ from ...nn.chain import Block
 from ...nn.chain_check import ties
 from ...nn.tree import Tree
 from ...plan import BlockCost
-from ...plan.auxnet_partition import auxnet_split, auxnet_starts, prediction_costs
 from ...plan.layer_costs import LayerCost
 from ...runtime.stage import Stage
 from ...runtime.station import Station
@@ -23,6 +22,7 @@ from ..local import OptimizerFactory
 from ..local.networks import Networks
 from ..options import Positive, Whole, as_function
 from .border import BorderMethod
+from .partition import auxnet_split, auxnet_starts, prediction_costs
 from .probe import GradientProbe
 from .sources import AuxNetSource, SharedAuxNetSource, Source
 from .station import BorderStation

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
-from ...runtime.micro import Micro
 from ...runtime.stage import Stage
+from ...transport.mail import Micro
 from .sources import Raw
 
 __all__ = ["GradientProbe", "cosine", "serial_gradients"]

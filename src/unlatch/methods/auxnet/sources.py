@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...nn.auxiliary import Capacity
 from ...nn.randomness import replayable
-from ...nn.ranged import Ranged
-from ...runtime.micro import Micro
-from ...runtime.precision import autocast
+from ...nn.rescaled import Rescaled
+from ...runtime.passes import autocast
 from ...runtime.stage import StageOptions
 from ...runtime.trained import Trained
+from ...transport.mail import Micro
 from .mismatch import corrected
 from .records import BorderValues
 
@@ -106,7 +106,7 @@ class AuxNetSource(Source):
 
     **Arguments:**
 
-    - `net`: the network with its optimizer; its module is a `Ranged`.
+    - `net`: the network with its optimizer; its module is a `Rescaled`.
     - `stage`: whose input it predicts.
     """
 
@@ -122,8 +122,8 @@ class AuxNetSource(Source):
         self._kept: dict[int, Tensor] = {}
 
     @property
-    def module(self) -> Ranged:
-        assert isinstance(self.net.module, Ranged)
+    def module(self) -> Rescaled:
+        assert isinstance(self.net.module, Rescaled)
         return self.net.module
 
     def evaluate(self, x: Any) -> Tensor:

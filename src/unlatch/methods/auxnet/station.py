@@ -15,13 +15,13 @@ from ...errors import ConfigError, DataError
 from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...nn.tree import flatten, map_tensors
-from ...runtime.micro import Micro
-from ...runtime.precision import autocast
+from ...runtime.passes import autocast
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
 from ...runtime.trained import Trained
-from ...runtime.wire import dense
 from ...schedule import Kind
+from ...transport.mail import Micro
+from ...transport.wire import dense
 from ..local.stations import LEARN, LOSS_DOWN
 from ..local.statistics import BorderRecord, LocalStatistics, time_by_part
 from ..local.synthesis import Synthesis

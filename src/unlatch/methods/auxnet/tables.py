@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import DataError
 from ...nn.tree import flatten
-from ...runtime.micro import Micro
+from ...transport.mail import Micro
 from .mismatch import corrected, relaxed_multiplier
 from .records import BorderValues
 from .sources import Raw, Source

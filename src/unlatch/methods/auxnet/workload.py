@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...plan.auxnet_partition import prediction_costs
 from ...plan.layer_costs import LayerCost
 from ...schedule import Kind, Workload
 from ...schedule.entries import Route
@@ -19,6 +18,7 @@ from ..costs import StageCost
 from ..local.stations import ADJOINT, LEARN, LOSS_DOWN
 from ..local.workload import synthesiser_costs
 from . import schedule as kinds
+from .partition import prediction_costs
 
 __all__ = ["Extras", "auxnet_cost", "border_workload"]
 

@@ -1,4 +1,4 @@
-"""Gradients of a layer on a processor other than its home, from tensors that were sent there.
+"""Gradients of a layer on a device other than its home, from tensors that were sent there.
 
 A linear map needs no more than them. Any other layer is run forward once more, at the weights of its forward, with the
 same random numbers and without counting in running statistics; this is the price of computing its gradient elsewhere.
@@ -18,8 +18,8 @@ from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...nn.tree import Tree, flatten, unflatten
 from ...rules.weights import weights_at
-from ...runtime.micro import Micro
 from ...runtime.stage import Gradients, StageOptions
+from ...transport.mail import Micro
 
 __all__ = ["Both", "GraphAway", "LinearAway"]
 

@@ -78,7 +78,7 @@ class _Draft:
 
     @property
     def device(self) -> int:
-        return self.step.place.processor
+        return self.step.place.device
 
 
 class TaskLayout:
@@ -90,13 +90,13 @@ class TaskLayout:
     def __init__(self, flow: Dataflow, devices: int) -> None:
         self.flow = flow
         homes = [(layer, tasks.home) for layer, tasks in enumerate(flow.layers)]
-        away = {(step.layer, step.place.processor) for step in flow.steps} - set(homes)
+        away = {(step.layer, step.place.device) for step in flow.steps} - set(homes)
         #: Layer and device of each station: the homes of all layers first.
         self.stations: list[tuple[int, int]] = [*homes, *sorted(away)]
         number = {place: number for number, place in enumerate(self.stations)}
         steps = [step for step in flow.steps if step.work == "tell"]
         steps += [step for device in range(devices) for step in self._of_device(device)]
-        drafts = [_Draft(self._kind(step), number[step.layer, step.place.processor], step) for step in steps]
+        drafts = [_Draft(self._kind(step), number[step.layer, step.place.device], step) for step in steps]
         _connect(drafts)
         self.jobs = [_finished(draft) for draft in drafts]
         self.schedule = Periodic(len(homes), tuple(job.entry for job in self.jobs), hop=0)
@@ -116,7 +116,7 @@ class TaskLayout:
 
     def _of_device(self, device: int) -> Iterator[Step]:
         """Forwards upwards; then what others wait for, downwards; then weight gradients, those of others first."""
-        here = [step for step in self.flow.steps if step.place.processor == device]
+        here = [step for step in self.flow.steps if step.place.device == device]
         layers = self.flow.layers
         late: list[Step] = []
         for layer, tasks in enumerate(layers):

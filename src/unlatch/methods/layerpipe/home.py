@@ -18,8 +18,8 @@ from ...nn.randomness import replayable
 from ...nn.tree import Tree, flatten, map_tensors, unflatten
 from ...plan.dataflow import LayerTasks
 from ...rules.bundle import Rules
-from ...runtime.micro import Micro
 from ...runtime.stage import Gradients, Kept, Stage, StageOptions
+from ...transport.mail import Micro
 
 __all__ = ["GraphHome", "Home", "LinearHome", "WholeHome"]
 
@@ -29,10 +29,10 @@ class Home(Stage):
 
     **Arguments** (besides those of `Stage`):
 
-    - `layer`: its place among the layers, which random numbers depend on; `index` also counts processors without one.
+    - `layer`: its place among the layers, which random numbers depend on; `index` also counts devices without one.
     - `tasks`: where the tasks of the layer are done.
     - `last`: whether the loss follows.
-    - `couriers`: to how many processors its weights are sent for each micro-batch.
+    - `couriers`: to how many devices its weights are sent for each micro-batch.
     - `factor`: on every learning rate.
     """
 
@@ -57,7 +57,7 @@ class Home(Stage):
         # Unless its graph ends with the loss, that is computed beside it.
         self.last = last and tasks.kind == "whole"
         self.updater.factor = factor
-        self._weight_uses = couriers + sum(d.processor == tasks.home for d in tasks.input_gradient)
+        self._weight_uses = couriers + sum(d.device == tasks.home for d in tasks.input_gradient)
         self._uses_left: dict[int, int] = {}
         self._awaited: set[int] = set()
 
@@ -154,7 +154,7 @@ class GraphHome(Home):
 
     def forward(self, micro: Micro, inputs: Tree, target: Tree = None) -> Tree:
         places = (*self.tasks.input_gradient, self.tasks.weight_gradient)
-        if any(place.processor == self.tasks.home for place in places):
+        if any(place.device == self.tasks.home for place in places):
             outputs = super().forward(micro, inputs)
             self._enter(micro, self._kept[micro.id])
             return outputs

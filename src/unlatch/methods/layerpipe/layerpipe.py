@@ -1,4 +1,4 @@
-"""LayerPipe: the two gradients of a layer as separate work, placed on processors so that all are equally busy."""
+"""LayerPipe: the two gradients of a layer as separate work, placed on devices so that all are equally busy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...plan import Plan
 from ...plan.dataflow import Dataflow, layer_kinds
 from ...plan.layer_costs import LayerCost
 from ...plan.layer_groups import linear_of
-from ...plan.layerpipe import PlannedTasks, plan_layerpipe
+from ...plan.layerpipe import PlannedTasks, assemble, plan_layerpipe
 from ...rules.activations import Graph
 from ...rules.bundle import Rules
 from ...rules.updates import StagePlace
@@ -22,7 +22,7 @@ from ...rules.weights import backward_weights
 from ...runtime.blueprint import Blueprint
 from ...runtime.station import Station
 from ...schedule import Schedule, split_rounds, ticked
-from ...schedule.channel import Channel
+from ...schedule.channel import FREE, Channel
 from ...schedule.simulation import Costed
 from ..base import Delayed, Method, register
 from ..options import AtLeast
@@ -32,6 +32,7 @@ from .home import GraphHome, Home, LinearHome, WholeHome
 from .planner import LayerPipePlanner
 from .planning import fit_tasks, plan_layers
 from .station import TaskStation
+from .task_planning import place_tasks
 from .workload import costed
 
 __all__ = ["LayerPipe"]
@@ -46,23 +47,24 @@ class LayerPipe(Delayed):
 
     - `mode`: what is placed. `"stages"` is LayerPipe2: whole layers in stages, one hop per tick, delay 2S with S stages
       above. The others place forward (F), input gradient (D) and weight gradient (G) of every layer by themselves;
-      then `stages` of `parallelize` counts processors. `"divisible"`: a D may be shared by neighbours, split over the
+      then `stages` of `parallelize` counts devices. `"divisible"`: a D may be shared by neighbours, split over the
       rows of the batch. `"atomic"`: it may not. `"factor"`: its elementwise factor goes to the layer below.
     - `weights`: of the backward: a `"stash"` of the forward's, the `"latest"`, or a moving-`"average"` reconstruction
       of the forward's.
-    - `g`: slots by which every weight gradient comes later than its delay demands.
-    - `halves`: compute input and weight gradients one after the other in mode `"stages"` (`g` > 0 implies it).
+    - `extra_delay`: slots by which every weight gradient comes later than its delay demands.
+    - `split_backward`: compute input and weight gradients one after the other in mode `"stages"` (implied by an
+      `extra_delay`).
     - `costs`: of the layers, instead of a measurement: a costs file (as for `unlatch plan --costs`) or what it holds.
     - `delays`: per stage, set from the plan by `parallelize`.
 
-    >>> LayerPipe(mode="stages", g=1).gaps(3)
+    >>> LayerPipe(mode="stages", extra_delay=1).lateness(3)
     (5, 3, 1)
     """
 
     mode: Literal["divisible", "atomic", "factor", "stages"] = "divisible"
     weights: Literal["stash", "latest", "average"] = "stash"
-    g: Annotated[int, AtLeast(0)] = 0
-    halves: bool = False
+    extra_delay: Annotated[int, AtLeast(0)] = 0
+    split_backward: bool = False
     costs: str | tuple[LayerCost, ...] | None = None
     delays: tuple[int, ...] = ()
 
@@ -72,8 +74,8 @@ class LayerPipe(Delayed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.places_tasks and self.beta != 1.0:
-            raise ConfigError(f'layerpipe: beta acts between stages, so it needs mode="stages": got beta={self.beta}')
+        if self.places_tasks and self.shrink != 1.0:
+            raise ConfigError(f'layerpipe: shrink acts between stages, so it needs mode="stages": got {self.shrink}')
         object.__setattr__(self, "delays", tuple(self.delays))
         self.rules()
 
@@ -84,18 +86,18 @@ class LayerPipe(Delayed):
 
     def schedule(self, stages: int) -> Schedule:
         """The order of stages; where tasks are placed, that of the stages with the same number of hops."""
-        return split_rounds(stages, self.g) if self.g or self.halves else ticked(stages)
+        return split_rounds(stages, self.extra_delay) if self.extra_delay or self.split_backward else ticked(stages)
 
     def rules(self) -> Rules:
         return self._rules(Graph(), backward_weights(self.weights))
 
-    def gaps(self, stages: int) -> tuple[int, ...]:
-        return self.delays or super().gaps(stages)
+    def lateness(self, stages: int) -> tuple[int, ...]:
+        return self.delays or super().lateness(stages)
 
     def crossed(self, stages: int) -> list[int]:
         # The moving average stands in for the weights of the input gradient, which is not late by g.
         parts = (1 if self.microbatches == "auto" else self.microbatches) * self.accumulate
-        return [math.ceil((gap - self.g) / parts) for gap in self.gaps(stages)]
+        return [math.ceil((gap - self.extra_delay) / parts) for gap in self.lateness(stages)]
 
     def plan(
         self,
@@ -131,7 +133,12 @@ class LayerPipe(Delayed):
     ) -> tuple[PlannedTasks, Costed] | None:
         if not self.places_tasks:
             return None
-        plan = plan_layerpipe(layers, devices, self.mode, channel=channel, linear=linear)
+        if linear is None or channel != FREE:
+            plan = plan_layerpipe(layers, devices, self.mode, channel=channel, linear=linear)
+        else:
+            # As for training, where it is known what layers allow.
+            found, *_ = place_tasks(layers, devices, self.mode, linear)
+            plan = assemble(found.layers, devices, found.mode, found.tasks, linear=linear)
         return plan, costed(plan)
 
     def follow(self, plan: Plan) -> Method:
@@ -188,7 +195,7 @@ class _Building:
     def _reach(self, layer: int) -> int:
         """Slots between the forward and the use of its weights in a gradient."""
         tasks = self.flow.layers[layer]
-        used = [share.slot for share in tasks.input_gradient if share.processor == tasks.home]
+        used = [share.slot for share in tasks.input_gradient if share.device == tasks.home]
         used += [courier.slot - 1 for courier in self.flow.couriers(layer)]
         if not used and tasks.kind != "linear":
             used = [tasks.weight_gradient.slot]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...errors import ConfigError
-from ...plan.exact import plan_exact
 from ...plan.layerpipe import PlannedTasks, plan_layerpipe
-from ...plan.list_schedule import plan_list
-from ...plan.task_planning import place_tasks
 from ...schedule.channel import FREE
 from ..planner import Placement, Planner, PlanRequest, figures, number
+from .exact import plan_exact
+from .list_schedule import plan_list
+from .task_planning import place_tasks
 
 __all__ = ["LayerPipePlanner"]
 

@@ -20,8 +20,8 @@ from ...plan.layer_costs import LayerCost, read_layer_costs
 from ...plan.layer_groups import Span, group_blocks, group_costs, grouped_profile, linear_of, parameter_costs
 from ...plan.plan import count_parameters
 from ...plan.retiming import retime
-from ...plan.task_planning import executable, merge_whole_layers, place_layers, place_tasks, shift_weight_gradients
 from ...plan.tasks import Task, by_task
+from .task_planning import executable, merge_whole_layers, place_layers, place_tasks, shift_weight_gradients
 
 if TYPE_CHECKING:
     from .layerpipe import LayerPipe
@@ -49,7 +49,7 @@ def plan_layers(
     (0, 1, 1)
     """
     if split != "auto":
-        return place_layers(make_plan(blocks, devices, split=split), method.mode, method.g)
+        return place_layers(make_plan(blocks, devices, split=split), method.mode, method.extra_delay)
     spans = group_blocks(blocks)
     maps = [linear_of(blocks, span, precision) for span in spans]
     costs = _costs(blocks, spans, method, sample, precision)
@@ -62,7 +62,16 @@ def plan_layers(
         note = f"{guess}; {note}" if note else guess
     counts = [count_parameters(blocks[start:end]) for start, end in spans]
     names = [block.name for block in blocks]
-    return executable(plan, names, spans, counts, loads=loads, g=method.g, measured=measured, note=note)
+    return executable(
+        plan,
+        names,
+        spans,
+        counts,
+        loads=loads,
+        extra_delay=method.extra_delay,
+        measured=measured,
+        note=note,
+    )
 
 
 def fit_tasks(plan: Plan, blocks: Sequence[Block], method: LayerPipe, precision: Precision = "fp32") -> Plan:
@@ -82,14 +91,15 @@ def fit_tasks(plan: Plan, blocks: Sequence[Block], method: LayerPipe, precision:
             if kind != "H" or (found is not None and found.function is not None):
                 tasks.append(Task(kind, number, device, fraction))
     whole = _whole_shares(tasks, [found is not None for found in linear])
-    used = sorted({task.processor for task in whole})
+    used = sorted({task.device for task in whole})
     if len(used) < plan.busy_devices:
         raise PlanError(
             f"the plan file {plan.source} gives some devices nothing but a share of an input gradient that cannot be "
             "shared in this model: plan it with `unlatch plan CONF.toml`, or with --mode atomic"
         )
-    dense = [task._replace(processor=used.index(task.processor)) for task in whole]
-    placed, groups = merge_whole_layers(shift_weight_gradients(retime(dense, len(spans)), method.g), len(spans))
+    dense = [task._replace(device=used.index(task.device)) for task in whole]
+    late = shift_weight_gradients(retime(dense, len(spans)), method.extra_delay)
+    placed, groups = merge_whole_layers(late, len(spans))
     counts = [count_parameters(blocks[start:end]) for start, end in spans]
     return replace(
         plan,

@@ -13,10 +13,10 @@ from ...errors import StageFailed
 from ...nn.linear_map import LinearMap
 from ...nn.tree import Tree, flatten, map_tensors, tree_bytes
 from ...plan.dataflow import Place, rows
-from ...runtime.micro import Micro
 from ...runtime.stage import Gradients
 from ...runtime.station import Operation, Station
 from ...schedule import Kind
+from ...transport.mail import Micro
 from .away import GraphAway, LinearAway
 from .entries import Job, TaskLayout
 from .home import Home, LinearHome
@@ -251,7 +251,7 @@ class TaskStation(Station):
             return self.away.input_gradient(self._own_rows(share, gradient, shape[0]), weights, shape)
         assert self.away is not None
         assert gradient is not None
-        both = self.tasks.weight_gradient.processor == self.device
+        both = self.tasks.weight_gradient.device == self.device
         found = self.away.differentiate(micro, inputs, weights, gradient, for_inputs=True, for_weights=both)
         if both:
             self._weight_gradients[micro.id] = found.weights

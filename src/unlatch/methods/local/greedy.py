@@ -89,7 +89,7 @@ class DGL(Local):
       of three layers unless given.
     - `head_optimizer`: factory for the heads; that of the run unless given.
 
-    >>> DGL().gaps(3), DGL().schedule(3).depth
+    >>> DGL().lateness(3), DGL().schedule(3).depth
     ((0, 0, 0), 2)
     """
 

@@ -13,7 +13,7 @@ from ...errors import ConfigError, ShapeMismatch
 from ...nn.auxiliary import Border, capacity, check_auxnet, coarse_parts, find_borders, measure_blocks
 from ...nn.heads import GradientSynthesiser, local_head
 from ...nn.randomness import replayable
-from ...nn.ranged import Ranged
+from ...nn.rescaled import Rescaled
 from ...nn.tree import batch_size, map_tensors
 from ...rules.updates import StagePlace
 from ...runtime.blueprint import Blueprint
@@ -87,7 +87,7 @@ class Networks:
             parts: list[nn.Module] = [self._own(check_auxnet(made, border), f"the AuxNet of stage {stage}")]
         else:
             parts = coarse_parts(border, self.blueprint.plan.starts, depth, shared=shared)
-        net = Ranged(parts, border.shape, rescale=rescale)
+        net = Rescaled(parts, border.shape, rescale=rescale)
         check_auxnet(net, border)
         clip, make = None if shared else options.clip_grad_norm, _given(optimizer, options.optimizer)
         trained = Trained(net, self._place(stage, net), make, options.lr_scheduler, clip)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ...nn.randomness import replayable
-from ...runtime.micro import Micro
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
 from ...runtime.trained import Trained
 from ...schedule import Kind
+from ...transport.mail import Micro
 from .statistics import LocalStatistics, time_by_part
 from .synthesis import Synthesis
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from ...nn.auxiliary import Capacity
-from ...schedule.layer_parallel import LayerParallelTimes
+from .speedup import LayerParallelTimes
 
 __all__ = ["BorderRecord", "LocalStatistics", "layer_parallel_times", "time_by_part"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..methods import Method
 from ..runtime.engine import Engine
 from ..runtime.events import Event, bubble
-from ..runtime.transport import Link
-from ..runtime.world import World
+from ..transport.link import Link
+from ..transport.world import World
 
 __all__ = ["StageStatistics", "gather_statistics"]
 

@@ -11,8 +11,8 @@ from ..methods import Method, names
 from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
 from ..schedule.machine import Machine
-from ..schedule.stability import advise
-from .method_run import MethodRun, simulate_method
+from .advice import advise
+from .prediction import MethodRun, simulate_method
 
 __all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]
 
@@ -177,9 +177,9 @@ def predict(
 ) -> Prediction:
     """What a simulated method means for time, memory and risk."""
     method = run.method
-    gaps, parts, chosen = run.gaps, method.per_update, method.rules().forward.prediction
+    lateness, parts, chosen = run.lateness, method.per_update, method.rules().forward.prediction
     advice = advise(
-        gaps,
+        lateness,
         momentum=momentum,
         nesterov=nesterov,
         predictor=None if chosen is None else chosen.name,
@@ -187,8 +187,8 @@ def predict(
         microbatches=parts,
     )
     worst = max(advice.verdicts, key=RISKS.index)
-    risk = "other gradient" if method.gradient == "local" else "exact" if max(gaps) == 0 else worst
-    late = max(gaps) / parts
+    risk = "other gradient" if method.gradient == "local" else "exact" if max(lateness) == 0 else worst
+    late = max(lateness) / parts
     fits = memory_limit is None or memory <= memory_limit
     plan = run.cut if run.plan is None else run.plan.plan
     options = {**plan.options, "microbatches": run.microbatches, **method.settings}

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from ..errors import ConfigError
 from ..methods import Method
 from ..methods import get as get_method
-from ..nn.chain import Block, Model, as_module, chain, cut
+from ..nn.chain import Block, Model, chain, cut
 from ..nn.chain_check import check_chain
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan
 from ..rules.updates import OptimizerFactory
 from ..runtime.blueprint import Blueprint
-from ..runtime.engine import Engine
-from ..runtime.evaluation import evaluation_schedule
-from ..runtime.health import Health
-from ..runtime.mail import Mail, Message
-from ..runtime.placement import place
 from ..runtime.stage import StageOptions
-from ..runtime.transport import Link
 from ..runtime.updating import Optimizer
-from ..runtime.world import World, current_world
-from ..schedule import OUTSIDE, Schedule, steady_buffers
-from .batching import Compensation
+from ..transport.world import World, current_world
+from .handshake import shake_hands
 from .reversal import check_reversal
 from .run import Run
+from .wiring import connect, place
 
 __all__ = ["parallelize"]
 
@@ -82,6 +73,7 @@ def parallelize(
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
 
+    >>> import torch
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     >>> run = parallelize(model, "dtr", stages=2, loss_fn=nn.functional.cross_entropy,
@@ -103,7 +95,7 @@ def parallelize(
         "clip_grad_norm": clip_grad_norm,
         "loss_reduction": loss_reduction,
     }
-    _handshake(world, chosen, asked, model)
+    shake_hands(world, chosen, asked, model)
     blocks = chain(model)
     if plan is None:
         # Only rank 0 measures: two measurements never agree, and all ranks must cut alike.
@@ -138,7 +130,7 @@ def parallelize(
         mean_loss=loss_reduction == "mean",
         sample=sample,
     )
-    run = _connect(blueprint, chosen, stall_limit)
+    run = connect(blueprint, chosen, stall_limit)
     run.notes += [n for n in (plan.note, tuned, stored) if n]
     run.notes += chosen.notes(run.method_statistics())
     if run.advice is not None and run.advice.warning is not None and world.rank == 0:
@@ -181,105 +173,3 @@ def _tune(
         return method, None
     log.info("%s", why)
     return replace(method, **options), why
-
-
-def _handshake(world: World, method: Method, asked: dict[str, Any], model: Model) -> None:
-    """All ranks must mean the same run; the difference is named before anything is done together."""
-    if world.group is None:
-        return
-    # Functions in a method are shown with their address, which is another one in each process.
-    named = re.sub(r" at 0x[0-9a-f]+", "", repr(method))
-    facts = {**asked, "method": named, "torch": torch.__version__, "initial weights": _fingerprint(model)}
-    for rank, others in enumerate(world.gather(facts)):
-        for what, mine in facts.items():
-            if others[what] != mine:
-                raise ConfigError(
-                    f"ranks {world.rank} and {rank} disagree on {what}: {mine} here, {others[what]} there. Run the "
-                    "same program everywhere and build the model from one seed (torch.manual_seed) on every rank."
-                )
-
-
-def _fingerprint(model: Model) -> str:
-    digest = hashlib.sha256()
-    for name, t in as_module(model).state_dict().items():
-        digest.update(name.encode())
-        if isinstance(t, Tensor):
-            digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
-
-
-def _connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
-    """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
-    world = blueprint.world
-    schedule = method.program(blueprint)
-    devices = [blueprint.ranks[device] for device in method.placement(blueprint)]
-    evaluation = evaluation_schedule(schedule.stages)
-    links: dict[int, Link] = {}
-
-    def forward_to(message: Message) -> None:
-        links[devices[message.stage]].send(message)
-
-    mail = Mail({station for station, rank in enumerate(devices) if rank == world.rank}, forward_to=forward_to)
-    for one, parts, accumulate in ((schedule, blueprint.microbatches, blueprint.accumulate), (evaluation, 1, 1)):
-        mail.allow(_checked_room(one, parts, accumulate))
-    engine = Engine(
-        method.stations(blueprint),
-        schedule,
-        mail,
-        devices=devices,
-        microbatches=blueprint.microbatches,
-        accumulate=blueprint.accumulate,
-        mean_loss=blueprint.mean_loss,
-        fed=method.reads_on_every_rank,
-    )
-    health = None
-    if world.group is not None:
-
-        def describe(rank: int) -> str:
-            return _describe([station for station, at in enumerate(devices) if at == rank], schedule.stages)
-
-        health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
-        for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
-            links[peer] = Link(peer, world.group, mail, health, boxes)
-    return Run(
-        blueprint.model,
-        method,
-        blueprint.plan,
-        blueprint.options,
-        engine,
-        world,
-        list(links.values()),
-        health,
-        Compensation(method.joined),
-    )
-
-
-def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:
-    """Refuse a schedule that cannot be executed; otherwise tell how many messages each box must hold."""
-    room: dict[tuple[str, int], int] = {}
-    for (name, _, receiver), count in steady_buffers(schedule, parts, accumulate).room.items():
-        # The end of the data is announced by one more.
-        room[name, receiver] = count + 1
-    return room
-
-
-def _peers(schedules: Iterable[Schedule], devices: Sequence[int], own: int) -> dict[int, list[tuple[str, int]]]:
-    """The ranks that this one exchanges messages with, and the boxes here that only they fill."""
-    peers: dict[int, list[tuple[str, int]]] = {}
-    for schedule in schedules:
-        for entry in schedule.entries:
-            for name, sender in entry.takes:
-                if sender == OUTSIDE or devices[sender] == devices[entry.station]:
-                    continue
-                if devices[entry.station] == own:
-                    peers.setdefault(devices[sender], []).append((name, entry.station))
-                elif devices[sender] == own:
-                    peers.setdefault(devices[entry.station], [])
-    return dict(sorted(peers.items()))
-
-
-def _describe(stations: Sequence[int], stages: int) -> str:
-    held = [station for station in stations if station < stages]
-    if not held:
-        return "tasks of other stages"
-    return f"stage {held[0]}" if len(held) == 1 else f"stages {held[0]}-{held[-1]}"

@@ -23,9 +23,9 @@ from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, map_tensors
 from ..rules.weights import weights_at
 from ..runtime.engine import Engine
-from ..runtime.micro import Micro
 from ..runtime.stage import Stage
 from ..runtime.station import ChainStation
+from ..transport.mail import Micro
 
 __all__ = ["Comparison", "GradientProbe", "as_metrics"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..advise.advice import advise_method
 from ..errors import DataError
 from ..methods import Method
 from ..nn.chain import Model, as_module, state_names
@@ -20,15 +21,14 @@ from ..plan import Plan
 from ..runtime.engine import Engine, Finished
 from ..runtime.evaluation import evaluate
 from ..runtime.events import Event
-from ..runtime.health import Health
 from ..runtime.recalibration import recalibrating
 from ..runtime.stage import StageOptions
 from ..runtime.station import Station
-from ..runtime.transport import Link
-from ..runtime.world import World
 from ..schedule import Schedule
+from ..transport.health import Health
+from ..transport.link import Link
+from ..transport.world import World
 from . import snapshot
-from .advice import advise_method
 from .batching import Compensation
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from ..errors import PlanError
-from .dataflow import Dataflow, layer_kinds
-from .layer_costs import LayerCost, as_chain, exact
-from .layer_groups import Span
-from .layerpipe import PlannedTasks, assemble, plan_layerpipe
-from .partition import contiguous_split
-from .plan import Plan
-from .retiming import retime
-from .tasks import Mode, Task, by_task, check_mode
+from ...errors import PlanError
+from ...plan.dataflow import Dataflow, layer_kinds
+from ...plan.layer_costs import LayerCost, as_chain, exact
+from ...plan.layer_groups import Span
+from ...plan.layerpipe import PlannedTasks, assemble, plan_layerpipe
+from ...plan.partition import contiguous_split
+from ...plan.plan import Plan
+from ...plan.retiming import retime
+from ...plan.tasks import Mode, Task, by_task, check_mode
 
 __all__ = [
     "charged_loads",
@@ -37,7 +37,7 @@ _TOLERANCE = Fraction(102, 100)
 
 def place_tasks(
     costs: Sequence[LayerCost],
-    processors: int,
+    devices: int,
     mode: str,
     linear: Sequence[bool],
 ) -> tuple[PlannedTasks, list[Fraction], str]:
@@ -54,7 +54,7 @@ def place_tasks(
     chain = as_chain(costs)
     how = check_mode(mode)
     judged = []
-    for plan in _candidates(chain, processors, how, linear):
+    for plan in _candidates(chain, devices, how, linear):
         loads = charged_loads(plan, linear)
         judged.append((max(loads), plan, loads))
     best = min(interval for interval, *_ in judged)
@@ -66,20 +66,20 @@ def place_tasks(
 
 
 def _candidates(
-    chain: Sequence[LayerCost], processors: int, mode: Mode, linear: Sequence[bool]
+    chain: Sequence[LayerCost], devices: int, mode: Mode, linear: Sequence[bool]
 ) -> Iterator[PlannedTasks]:
     """Simplest first."""
-    if processors <= len(chain):
-        starts = contiguous_split([float(layer.work) for layer in chain], processors)
-        yield assemble(chain, processors, mode, whole_layers(starts, len(chain)))
+    if devices <= len(chain):
+        starts = contiguous_split([float(layer.work) for layer in chain], devices)
+        yield assemble(chain, devices, mode, whole_layers(starts, len(chain)))
     if mode == "divisible":
-        yield plan_layerpipe(chain, processors, "atomic")
-    plan = plan_layerpipe(chain, processors, mode)
+        yield plan_layerpipe(chain, devices, "atomic")
+    plan = plan_layerpipe(chain, devices, mode)
     yield plan if mode != "divisible" else _undivided(plan, linear)
 
 
 def whole_layers(starts: Sequence[int], layers: int) -> list[Task]:
-    """All tasks of a layer on one processor; `starts` are the first layers of the processors."""
+    """All tasks of a layer on one device; `starts` are the first layers of the devices."""
     one = Fraction(1)
     homes = [sum(start <= layer for start in starts) - 1 for layer in range(layers)]
     tasks: list[Task] = []
@@ -90,7 +90,7 @@ def whole_layers(starts: Sequence[int], layers: int) -> list[Task]:
 
 
 def _undivided(plan: PlannedTasks, linear: Sequence[bool]) -> PlannedTasks:
-    """Give the D of layers whose rows depend on each other to the processor that has most of it."""
+    """Give the D of layers whose rows depend on each other to the device that has most of it."""
     shares = by_task(plan.tasks)
     placed: list[Task] = []
     for task in plan.tasks:
@@ -104,8 +104,8 @@ def _undivided(plan: PlannedTasks, linear: Sequence[bool]) -> PlannedTasks:
 def charged_loads(plan: PlannedTasks, linear: Sequence[bool]) -> list[Fraction]:
     """Loads, with the forwards that layers other than linear maps run again away from home."""
     loads = [exact(load) for load in plan.loads]
-    for layer, processor in Dataflow(plan.tasks, len(plan.layers), layer_kinds(plan.tasks, linear)).repeated_forwards():
-        loads[processor] += exact(plan.layers[layer].F)
+    for layer, device in Dataflow(plan.tasks, len(plan.layers), layer_kinds(plan.tasks, linear)).repeated_forwards():
+        loads[device] += exact(plan.layers[layer].F)
     return loads
 
 
@@ -116,7 +116,7 @@ def executable(
     parameters: Sequence[int],
     *,
     loads: Sequence[Fraction] | None = None,
-    g: int = 0,
+    extra_delay: int = 0,
     measured: bool = False,
     note: str = "",
 ) -> Plan:
@@ -127,11 +127,11 @@ def executable(
     - `names`, `spans`: of the blocks, and which of them form each layer.
     - `parameters`: of each layer.
     - `loads`: of the devices, if not the plan's own.
-    - `g`: slots by which weight gradients come later.
+    - `extra_delay`: slots by which weight gradients come later.
     """
     if len(spans) != len(plan.layers):
         raise PlanError(f"the plan is for {len(plan.layers)} layers, the model has {len(spans)}")
-    tasks, groups = merge_whole_layers(shift_weight_gradients(plan.tasks, g), len(plan.layers))
+    tasks, groups = merge_whole_layers(shift_weight_gradients(plan.tasks, extra_delay), len(plan.layers))
     return Plan(
         blocks=tuple(names),
         starts=tuple(spans[first][0] for first, _ in groups),
@@ -146,10 +146,10 @@ def executable(
     ).check()
 
 
-def place_layers(given: Plan, mode: str, g: int = 0) -> Plan:
+def place_layers(given: Plan, mode: str, extra_delay: int = 0) -> Plan:
     """A cut as a plan of tasks: whole layers, one per device, where the user said that they begin."""
     layers = len(given.starts)
-    tasks = shift_weight_gradients(retime(whole_layers(range(layers), layers), layers), g)
+    tasks = shift_weight_gradients(retime(whole_layers(range(layers), layers), layers), extra_delay)
     return replace(given, tasks=tuple(tasks), border_bytes=(), options={"mode": mode}).check()
 
 
@@ -165,7 +165,7 @@ def merge_whole_layers(tasks: Sequence[Task], layers: int) -> tuple[list[Task], 
     >>> spans, [(task.kind, task.layer, task.slot) for task in merged]
     ([(0, 2), (2, 3)], [('F', 0, 0), ('G', 0, 2), ('D', 1, 1), ('F', 1, 1), ('G', 1, 1)])
     """
-    places = [{task.processor for task in tasks if task.layer == layer} for layer in range(layers)]
+    places = [{task.device for task in tasks if task.layer == layer} for layer in range(layers)]
     whole = [len(place) == 1 for place in places]
     spans: list[Span] = []
     for layer in range(layers):

@@ -1,4 +1,4 @@
-"""Placement without neighbourhood: any task on any processor, which balances better and sends more.
+"""Placement without neighbourhood: any task on any device, which balances better and sends more.
 
 Because slots absorb every dependency, tasks are items to be packed into bins: the longest first, each into the emptiest
 bin (LPT); and first-fit decreasing for the smallest capacity that works (MULTIFIT). The better of the two is taken.
@@ -15,10 +15,10 @@ from math import ceil, gcd, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PlanError
-from .layer_costs import LayerCost, as_chain
-from .layerpipe import PlannedTasks, assemble
-from .tasks import Item, Mode, Task, chain_items, check_mode
+from ...errors import PlanError
+from ...plan.layer_costs import LayerCost, as_chain
+from ...plan.layerpipe import PlannedTasks, assemble
+from ...plan.tasks import Item, Mode, Task, chain_items, check_mode
 
 __all__ = ["first_fit", "grain", "longest_first", "lower_bound", "place_items", "plan_list"]
 
@@ -27,7 +27,7 @@ Choice = NDArray[np.intp]
 _ROUNDS = 24
 
 
-def plan_list(costs: Sequence[LayerCost], processors: int, mode: str = "atomic") -> PlannedTasks:
+def plan_list(costs: Sequence[LayerCost], devices: int, mode: str = "atomic") -> PlannedTasks:
     """The best placement that list scheduling finds.
 
     **Arguments:** as in `plan_layerpipe`.
@@ -38,20 +38,20 @@ def plan_list(costs: Sequence[LayerCost], processors: int, mode: str = "atomic")
     >>> plan.initiation_interval, plan.contiguous, plan.proven
     (Fraction(3, 1), False, True)
     """
-    if processors < 1:
-        raise PlanError(f"expected at least 1 processor, got {processors}")
+    if devices < 1:
+        raise PlanError(f"expected at least 1 device, got {devices}")
     chain = as_chain(costs)
     how = check_mode(mode)
     items = chain_items(chain, how)
     whole = [number for number, item in enumerate(items) if not item.divisible]
     sizes = [items[number].size for number in whole]
-    candidates = (longest_first(sizes, processors), first_fit(sizes, processors))
-    plans = [place_items(chain, processors, how, items, dict(zip(whole, homes, strict=True))) for homes in candidates]
+    candidates = (longest_first(sizes, devices), first_fit(sizes, devices))
+    plans = [place_items(chain, devices, how, items, dict(zip(whole, homes, strict=True))) for homes in candidates]
     return min(plans, key=lambda plan: (plan.initiation_interval, plan.communication_bytes))
 
 
-def longest_first(sizes: Sequence[Fraction], processors: int) -> list[int]:
-    """LPT: the processor of each item.
+def longest_first(sizes: Sequence[Fraction], devices: int) -> list[int]:
+    """LPT: the device of each item.
 
     >>> longest_first([Fraction(2), Fraction(3), Fraction(1)], 2)
     [1, 0, 1]
@@ -59,30 +59,30 @@ def longest_first(sizes: Sequence[Fraction], processors: int) -> list[int]:
     scale = lcm(*(size.denominator for size in sizes))
     whole = [int(size * scale) for size in sizes]
     homes = [0] * len(sizes)
-    bins = [(0, processor) for processor in range(processors)]
+    bins = [(0, device) for device in range(devices)]
     for number in sorted(range(len(sizes)), key=lambda n: (-whole[n], n)):
-        load, processor = bins[0]
-        homes[number] = processor
-        heapq.heapreplace(bins, (load + whole[number], processor))
+        load, device = bins[0]
+        homes[number] = device
+        heapq.heapreplace(bins, (load + whole[number], device))
     return homes
 
 
-def first_fit(sizes: Sequence[Fraction], processors: int) -> list[int]:
+def first_fit(sizes: Sequence[Fraction], devices: int) -> list[int]:
     """MULTIFIT: first-fit decreasing into bins of the smallest capacity at which it succeeds, in floating point.
 
     >>> first_fit([Fraction(n) for n in (3, 3, 2, 2, 2)], 2)
     [0, 0, 1, 1, 1]
     """
-    best = longest_first(sizes, processors)
+    best = longest_first(sizes, devices)
     items = np.array([float(size) for size in sizes])
     order = np.argsort(-items, kind="stable")
     high = float(np.bincount(best, items).max(initial=0.0))
-    low = max(float(items.sum()) / processors, float(items.max(initial=0.0)))
+    low = max(float(items.sum()) / devices, float(items.max(initial=0.0)))
     for _ in range(_ROUNDS):
         if high - low <= 1e-12 * high:
             break
         capacity = (low + high) / 2
-        homes = _first_fit_decreasing(items, order, processors, capacity * (1 + 1e-12))
+        homes = _first_fit_decreasing(items, order, devices, capacity * (1 + 1e-12))
         if homes is None:
             low = capacity
         else:
@@ -91,16 +91,16 @@ def first_fit(sizes: Sequence[Fraction], processors: int) -> list[int]:
 
 
 def place_items(
-    chain: Sequence[LayerCost], processors: int, mode: Mode, items: Sequence[Item], homes: dict[int, int]
+    chain: Sequence[LayerCost], devices: int, mode: Mode, items: Sequence[Item], homes: dict[int, int]
 ) -> PlannedTasks:
-    """A plan from the processors of all items that are not divisible; the others are poured over the loads."""
-    loads = [Fraction(0)] * processors
+    """A plan from the devices of all items that are not divisible; the others are poured over the loads."""
+    loads = [Fraction(0)] * devices
     for number, home in homes.items():
         loads[home] += items[number].size
     total = sum((item.size for item in items), Fraction(0))
-    level = max(*loads, total / processors)
+    level = max(*loads, total / devices)
     tasks = []
-    processor = 0
+    device = 0
     for number, item in enumerate(items):
         if number in homes:
             tasks += [Task(kind, layer, homes[number], Fraction(1)) for kind, layer in item.tasks]
@@ -108,32 +108,32 @@ def place_items(
         rest = item.size
         kind, layer = item.tasks[0]
         if rest == 0:
-            tasks.append(Task(kind, layer, processor, Fraction(1)))
+            tasks.append(Task(kind, layer, device, Fraction(1)))
         while rest > 0:
-            while loads[processor] == level:
-                processor += 1
-            share = min(rest, level - loads[processor])
-            loads[processor] += share
+            while loads[device] == level:
+                device += 1
+            share = min(rest, level - loads[device])
+            loads[device] += share
             rest -= share
-            tasks.append(Task(kind, layer, processor, share / item.size))
-    return assemble(chain, processors, mode, tasks, in_a_row=False, proven=level == lower_bound(items, processors))
+            tasks.append(Task(kind, layer, device, share / item.size))
+    return assemble(chain, devices, mode, tasks, in_a_row=False, proven=level == lower_bound(items, devices))
 
 
-def lower_bound(items: Sequence[Item], processors: int) -> Fraction:
+def lower_bound(items: Sequence[Item], devices: int) -> Fraction:
     """No placement has a smaller largest load.
 
     It is at least an even share, rounded up to what whole items can add up to; and of any `k P + 1` whole items some
-    processor has `k + 1`.
+    device has `k + 1`.
 
     >>> lower_bound([Item((), Fraction(3), False)] * 3, 2)
     Fraction(6, 1)
     """
-    even = sum((item.size for item in items), Fraction(0)) / processors
+    even = sum((item.size for item in items), Fraction(0)) / devices
     if not any(item.divisible for item in items):
         step = grain(items)
         even = ceil(even / step) * step
     whole = sorted((item.size for item in items if not item.divisible), reverse=True)
-    crowded = [sum(whole[most - k : most + 1], Fraction(0)) for k, most in enumerate(range(0, len(whole), processors))]
+    crowded = [sum(whole[most - k : most + 1], Fraction(0)) for k, most in enumerate(range(0, len(whole), devices))]
     return max(even, *crowded)
 
 
@@ -147,8 +147,8 @@ def grain(items: Sequence[Item]) -> Fraction:
     return Fraction(gcd(*(int(item.size * scale) for item in items)), scale)
 
 
-def _first_fit_decreasing(items: Vector, order: Choice, processors: int, capacity: float) -> list[int] | None:
-    room = np.full(processors, capacity)
+def _first_fit_decreasing(items: Vector, order: Choice, devices: int, capacity: float) -> list[int] | None:
+    room = np.full(devices, capacity)
     homes = np.zeros(len(items), dtype=np.intp)
     for number in order:
         fits = room >= items[number]

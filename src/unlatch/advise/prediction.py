@@ -57,7 +57,7 @@ class MethodRun:
 
     @property
     def stages(self) -> int:
-        """Stages, or processors with something to do where tasks are placed."""
+        """Stages, or devices with something to do where tasks are placed."""
         return self.plan.plan.busy_devices if self.plan is not None else len(self.starts)
 
     @property
@@ -76,9 +76,9 @@ class MethodRun:
         return self.speedup / self.devices
 
     @property
-    def gaps(self) -> tuple[int, ...]:
+    def lateness(self) -> tuple[int, ...]:
         """Per stage (per layer, where tasks are placed), micro-batches by which gradients are late."""
-        return self.plan.delays.gradient if self.plan is not None else self.method.gaps(self.stages)
+        return self.plan.delays.gradient if self.plan is not None else self.method.lateness(self.stages)
 
     @property
     def split(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class MethodRun:
             self.costed.schedule,
             microbatches=parts,
             accumulate=self.method.accumulate,
-            delays=self.gaps,
+            delays=self.lateness,
             optimizer_slots=optimizer_slots,
             message_bytes=self.costed.workload.bytes,
         )

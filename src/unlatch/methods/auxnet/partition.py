@@ -10,11 +10,11 @@ from functools import cache
 
 from torch import Tensor
 
-from ..errors import PlanError
-from ..nn.auxiliary import measure_blocks
-from ..nn.chain import Block
-from ..nn.tree import Tree
-from .profile import BlockCost, profile
+from ...errors import PlanError
+from ...nn.auxiliary import measure_blocks
+from ...nn.chain import Block
+from ...nn.tree import Tree
+from ...plan.profile import BlockCost, profile
 
 __all__ = ["auxnet_split", "auxnet_starts", "prediction_costs"]
 
@@ -82,7 +82,7 @@ def auxnet_split(
     - `x`: one batch, with which the blocks are measured unless `costs` are given.
 
     >>> from torch import nn, randn
-    >>> from ..nn.chain import chain
+    >>> from unlatch.nn.chain import chain
     >>> len(auxnet_split(chain([nn.Linear(8, 8) for _ in range(8)]), randn(4, 8), 2))
     1
     """

@@ -7,22 +7,51 @@ and receiver threads post what arrives.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import TransportError, UnlatchError
 from ..nn.tree import tree_bytes
-from .metering import Waiting
-from .micro import Micro
 
-__all__ = ["ACK", "BACKWARD", "DATA", "EVALUATE", "FORWARD", "Mail", "Message"]
+__all__ = ["ACK", "BACKWARD", "DATA", "EVALUATE", "FORWARD", "Mail", "Message", "Micro", "Waiting"]
 
 #: Batches on their way into the first station, from nobody.
 DATA = "data"
 FORWARD, BACKWARD, EVALUATE, ACK = "forward", "backward", "evaluate", "ack"
 _UNWEIGHED = (DATA, EVALUATE, ACK)
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """Which part of which batch, and which update it contributes to.
+
+    **Arguments:**
+
+    - `id`: counts micro-batches over the whole run.
+    - `batch`: the user's batch it was cut from, counted over the whole run.
+    - `index`, `count`: it is the `index`-th of `count` parts of that batch.
+    - `size`: samples in it.
+    - `scale`: weight of its mean loss in the batch's loss (`size / samples of the batch`).
+    - `update`: number of the update it contributes to; also the version its backward will see.
+    - `ends`: whether that update follows its backward.
+    - `fresh`: whether it holds samples that were not met before, where the method asks.
+    """
+
+    id: int
+    batch: int
+    index: int
+    count: int
+    size: int
+    scale: float
+    update: int
+    ends: bool
+    fresh: bool = False
+
+    def __str__(self) -> str:
+        part = f", part {self.index + 1} of {self.count}" if self.count > 1 else ""
+        return f"batch {self.batch}{part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +76,25 @@ class Message:
     version: int = 0
     scalars: dict[str, float] | None = None
     control: str | None = None
+
+
+class Waiting:
+    """Bytes of messages that have come for a stage and were not taken up yet: now, and at most.
+
+    >>> waiting = Waiting()
+    >>> waiting.change(3, 100); waiting.change(3, 20); waiting.change(3, -100)
+    >>> waiting.most[3]
+    120
+    """
+
+    def __init__(self) -> None:
+        self.most: Counter[int] = Counter()
+        self._now: Counter[int] = Counter()
+
+    def change(self, stage: int, nbytes: int) -> None:
+        """Note that bytes came, or (below zero) were taken up."""
+        self._now[stage] += nbytes
+        self.most[stage] = max(self.most[stage], self._now[stage])
 
 
 class Mail:

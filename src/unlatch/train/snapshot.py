@@ -15,7 +15,7 @@ from ..runtime.beside import beside_settings, beside_tensors, load_beside
 from ..runtime.engine import Engine
 from ..runtime.stage import Stage
 from ..runtime.updating import completed, plain_part
-from ..runtime.world import World
+from ..transport.world import World
 
 __all__ = ["load", "model_state", "save"]
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ..errors import TransportError
 from ..nn.tree import Tree, flatten, leaves, map_tensors, unflatten
-from .mail import Message
-from .micro import Micro
+from .mail import Message, Micro
 
 __all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "dense_tree", "open_envelope", "seal"]
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from .channels import channel_shape, channel_statistics, normalised, widened
 from .tree import Tree
 
-__all__ = ["Ranged"]
+__all__ = ["Rescaled"]
 
 _MOMENTUM = 0.1
 
 
-class Ranged(nn.Module):
+class Rescaled(nn.Module):
     """Parts of a network in a row, whose output is normalised per channel and then given the target's mean and spread.
 
     The network that is trained needs no extra normalisation of its own: it is the prediction that adapts.
@@ -26,7 +26,7 @@ class Ranged(nn.Module):
     - `shape`: of one sample of the output.
     - `rescale`: `False` hands the output through.
 
-    >>> net = Ranged([nn.Linear(2, 3)], (3,))
+    >>> net = Rescaled([nn.Linear(2, 3)], (3,))
     >>> target = 5 + 2 * torch.randn(64, 3)
     >>> net.observe(target)
     >>> out = net(torch.randn(64, 2))

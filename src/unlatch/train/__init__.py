@@ -1,0 +1,13 @@
+"""What users call: `parallelize` makes a `Run`, and `Trainer` trains it.
+
+Read `parallelize` first; `handshake` compares what ranks mean, `wiring` builds the engine of a rank and its links.
+`run` is the machine, `trainer` the session around it, `snapshot` checkpoints of both, `statistics` what is measured.
+`probe` and `reversal` watch gradients and inverses, `batching` joins batches. What is exported here is public.
+"""
+
+from .parallelize import parallelize
+from .run import Run, StepResult
+from .statistics import StageStatistics
+from .trainer import Epoch, Trainer
+
+__all__ = ["Epoch", "Run", "StageStatistics", "StepResult", "Trainer", "parallelize"]

@@ -1,0 +1,114 @@
+"""From a blueprint to a run: which rank holds what, the engine of this rank, and its links to others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..errors import PlanError
+from ..methods import Method
+from ..plan.partition import contiguous_split
+from ..runtime.blueprint import Blueprint
+from ..runtime.engine import Engine
+from ..runtime.evaluation import evaluation_schedule
+from ..schedule import OUTSIDE, Schedule, steady_buffers
+from ..transport.health import Health
+from ..transport.link import Link
+from ..transport.mail import Mail, Message
+from .batching import Compensation
+from .run import Run
+
+__all__ = ["connect", "place"]
+
+
+def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list[range]:
+    """Spread stages over ranks with the smallest possible largest load.
+
+    **Arguments:** `costs`: time per stage; equal if unknown.
+
+    >>> place(4, 2)
+    [range(0, 2), range(2, 4)]
+    """
+    if ranks > stages:
+        raise PlanError(
+            f"{ranks} ranks cannot share {stages} stage(s): start at most {stages} processes, or cut the model into "
+            "more stages"
+        )
+    starts = contiguous_split(costs or [1.0] * stages, ranks)
+    return [range(a, b) for a, b in zip(starts, [*starts[1:], stages], strict=True)]
+
+
+def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
+    """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
+    world = blueprint.world
+    schedule = method.program(blueprint)
+    devices = [blueprint.ranks[device] for device in method.placement(blueprint)]
+    evaluation = evaluation_schedule(schedule.stages)
+    links: dict[int, Link] = {}
+
+    def forward_to(message: Message) -> None:
+        links[devices[message.stage]].send(message)
+
+    mail = Mail({station for station, rank in enumerate(devices) if rank == world.rank}, forward_to=forward_to)
+    for one, parts, accumulate in ((schedule, blueprint.microbatches, blueprint.accumulate), (evaluation, 1, 1)):
+        mail.allow(_checked_room(one, parts, accumulate))
+    engine = Engine(
+        method.stations(blueprint),
+        schedule,
+        mail,
+        devices=devices,
+        microbatches=blueprint.microbatches,
+        accumulate=blueprint.accumulate,
+        mean_loss=blueprint.mean_loss,
+        fed=method.reads_on_every_rank,
+    )
+    health = None
+    if world.group is not None:
+
+        def describe(rank: int) -> str:
+            return _describe([station for station, at in enumerate(devices) if at == rank], schedule.stages)
+
+        health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
+        for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
+            links[peer] = Link(peer, world.group, mail, health, boxes)
+    return Run(
+        blueprint.model,
+        method,
+        blueprint.plan,
+        blueprint.options,
+        engine,
+        world,
+        list(links.values()),
+        health,
+        Compensation(method.joined),
+    )
+
+
+def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:
+    """Refuse a schedule that cannot be executed; otherwise tell how many messages each box must hold."""
+    room: dict[tuple[str, int], int] = {}
+    for (name, _, receiver), count in steady_buffers(schedule, parts, accumulate).room.items():
+        # The end of the data is announced by one more.
+        room[name, receiver] = count + 1
+    return room
+
+
+def _peers(schedules: Iterable[Schedule], devices: Sequence[int], own: int) -> dict[int, list[tuple[str, int]]]:
+    """The ranks that this one exchanges messages with, and the boxes here that only they fill."""
+    peers: dict[int, list[tuple[str, int]]] = {}
+    for schedule in schedules:
+        for entry in schedule.entries:
+            for name, sender in entry.takes:
+                if sender == OUTSIDE or devices[sender] == devices[entry.station]:
+                    continue
+                if devices[entry.station] == own:
+                    peers.setdefault(devices[sender], []).append((name, entry.station))
+                elif devices[sender] == own:
+                    peers.setdefault(devices[entry.station], [])
+    return dict(sorted(peers.items()))
+
+
+def _describe(stations: Sequence[int], stages: int) -> str:
+    held = [station for station in stations if station < stages]
+    if not held:
+        return "tasks of other stages"
+    return f"stage {held[0]}" if len(held) == 1 else f"stages {held[0]}-{held[-1]}"
