@@ -32,7 +32,7 @@ class Home(Stage):
     - `layer`: its place among the layers, which random numbers depend on; `index` also counts devices without one.
     - `tasks`: where the tasks of the layer are done.
     - `last`: whether the loss follows.
-    - `couriers`: to how many devices its weights are sent for each micro-batch.
+    - `weight_receivers`: to how many devices its weights are sent for each micro-batch.
     - `factor`: on every learning rate.
     """
 
@@ -47,7 +47,7 @@ class Home(Stage):
         layer: int,
         tasks: LayerTasks,
         last: bool,
-        couriers: int = 0,
+        weight_receivers: int = 0,
         factor: float = 1.0,
         delay: int = 0,
     ) -> None:
@@ -57,7 +57,7 @@ class Home(Stage):
         # Unless its graph ends with the loss, that is computed beside it.
         self.last = last and tasks.kind == "whole"
         self.updater.factor = factor
-        self._weight_uses = couriers + sum(d.device == tasks.home for d in tasks.input_gradient)
+        self._weight_uses = weight_receivers + sum(d.device == tasks.home for d in tasks.input_gradient)
         self._uses_left: dict[int, int] = {}
         self._awaited: set[int] = set()
 

@@ -196,7 +196,7 @@ class _Building:
         """Slots between the forward and the use of its weights in a gradient."""
         tasks = self.flow.layers[layer]
         used = [share.slot for share in tasks.input_gradient if share.device == tasks.home]
-        used += [courier.slot - 1 for courier in self.flow.couriers(layer)]
+        used += [receiver.slot - 1 for receiver in self.flow.weight_receivers(layer)]
         if not used and tasks.kind != "linear":
             used = [tasks.weight_gradient.slot]
         return max(used, default=tasks.forward.slot) - tasks.forward.slot
@@ -208,7 +208,7 @@ class _Building:
             "layer": layer,
             "last": layer == self.flow.last,
             "tasks": tasks,
-            "couriers": len(self.flow.couriers(layer)),
+            "weight_receivers": len(self.flow.weight_receivers(layer)),
             "delay": math.ceil(self._reach(layer) / parts),
             "factor": rules.update.scale(StagePlace(tasks.home, self.plan.devices)),
         }
