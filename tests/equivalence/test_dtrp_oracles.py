@@ -6,7 +6,6 @@ the bare predictors (1, 2, 10) are tested where schedules and predictors are.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 
 import pytest
@@ -17,31 +16,24 @@ from torch.nn.functional import cross_entropy, mse_loss
 import unlatch
 from rank_jobs import momentum_sgd
 from recording import Forwards, Optimizers, RecordingSGD, feed, listening, stages_of
+from recursions import begin, behind, follow_recursion
 from small_nets import CONV_SPLITS, conv_net, images, tanh_net, vectors
 from unlatch.methods import DTR, DTRP, FDG, FR, get
-from unlatch.reference import SGD, recursion
+from unlatch.reference import SGD
 from unlatch.runtime.stage import Stage, StageOptions
 from unlatch.transport.mail import Micro
 
 MOMENTUM = {"lr": 0.05, "momentum": 0.9}
 
 
-def build(method, stages, optimizer, model=None, **options):
-    return unlatch.parallelize(
-        model if model is not None else tanh_net(stages),
-        method,
-        stages=stages,
-        loss_fn=mse_loss,
-        optimizer=optimizer,
-        split=[str(k) for k in range(1, stages)],
-        **options,
-    )
+def build(method, stages, optimizer, model=None):
+    return begin(model if model is not None else tanh_net(stages), method, optimizer)
 
 
-def trained(method, stages, data, optimizer, **options):
+def trained(method, stages, data, optimizer):
     """Weights after training, and the losses."""
     model = tanh_net(stages)
-    losses = [r.loss for r in feed(build(method, stages, optimizer, model, **options), data)]
+    losses = [r.loss for r in feed(build(method, stages, optimizer, model), data)]
     return model.state_dict(), losses
 
 
@@ -52,24 +44,19 @@ def same(one, other):
 @pytest.mark.parametrize("predict", ["none", "difference", "linear", "geometric", "constant-gradient"])
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 def test_oracle_03_queues_give_the_recursion(stages, predict):
-    data, model = vectors(14), tanh_net(stages)
-    sgd = SGD(0.05, momentum=0.9)
-    truth = recursion(
-        list(copy.deepcopy(model)),
-        data,
-        mse_loss,
-        sgd,
-        lambda k, i: max(0, i - max(0, 2 * (stages - 1 - k) - 1)),
-        backward="current",
-        predict=predict,
-    )
-    run = build(DTRP(microbatches=1, predict=predict), stages, Optimizers(torch.optim.SGD, **MOMENTUM), model)
-    losses = [r.loss for r in feed(run, data)]
     tolerance = 0.0 if predict == "none" else 1e-13
-    assert losses == pytest.approx(truth.losses, rel=tolerance, abs=0)
-    for k, part in enumerate(model):
-        for name, value in truth.weights[k][-1].items():
-            assert (part.get_parameter(name) - value).abs().max() <= tolerance
+    follow_recursion(
+        tanh_net(stages),
+        DTRP(microbatches=1, predict=predict),
+        vectors(14),
+        SGD(0.05, momentum=0.9),
+        version=behind([max(0, 2 * (stages - 1 - k) - 1) for k in range(stages)]),
+        backward="current",
+        mixed=False,
+        predict=predict,
+        tolerance=tolerance,
+        loss_tolerance=tolerance,
+    )
 
 
 @pytest.mark.parametrize("method", [DTR(microbatches=1), DTRP(microbatches=1)])
