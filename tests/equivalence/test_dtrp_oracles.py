@@ -76,14 +76,14 @@ def test_oracle_05_inputs_kept_by_each_module():
     assert limits == [8, 6, 4, 2, 0]
     for rounds, (x, y) in enumerate(data, start=1):
         run.step(x, y)
-        kept = [len(stage._kept) for stage in watched]
+        kept = [len(stage.kept) for stage in watched]
         assert kept == [min(rounds, limit) for limit in limits]
         # Module k ends its r-th round at tick r+k-1, so it is full from tick 2K-k-1 on.
         for k, (inside, limit) in enumerate(zip(kept[:-1], limits, strict=False), start=1):
             assert (inside == limit) == (rounds + k - 1 >= 2 * stages - k - 1)
     most = {stage.index: stage.peak_bytes for stage in watched[:-1]}
     run.flush()
-    assert all(not stage._kept and stage.kept_bytes == 0 for stage in watched)
+    assert all(not stage.kept and stage.kept_bytes == 0 for stage in watched)
     assert most[0] > most[1] > most[2] > most[3]
 
 
@@ -96,7 +96,7 @@ def test_oracle_05_occupancy_never_exceeds_the_limit_inside_a_tick():
 
         def forward(*args, stage=stage, inner=inner):
             result = inner(*args)
-            seen[stage.index] = max(seen[stage.index], len(stage._kept))
+            seen[stage.index] = max(seen[stage.index], len(stage.kept))
             return result
 
         stage.forward = forward
@@ -275,7 +275,7 @@ def test_oracle_16_compensation_leaves_the_order_of_work_alone():
 
 
 def test_oracle_18_features_replay_with_the_same_modules():
-    """A driver of our own lets all modules forward a batch before any updates, with gap K-k: that is FR."""
+    """A driver of our own lets all modules forward a batch before any updates, with lateness K-k: that is FR."""
     stages, data = 4, vectors(9)
     model = tanh_net(stages)
     options = StageOptions(loss_fn=mse_loss, optimizer=momentum_sgd)
