@@ -1,4 +1,4 @@
-"""LayerPipe2 on the stage engine: delay 2S + g, weights stashed, latest or from a moving average."""
+"""LayerPipe2 on the stage engine: delay 2S + extra_delay, weights stashed, latest or from a moving average."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_late_weight_gradients_add_to_every_delay(net, g):
     g=st.integers(0, 2),
     data=st.data(),
 )
-def test_any_chain_on_any_number_of_processors(times, devices, mode, m, accumulate, g, data):
+def test_any_chain_on_any_number_of_devices(times, devices, mode, m, accumulate, g, data):
     try:
         plan = task_plan(times, devices, mode, g)
     except PlanError:  # more devices than this chain has work for

@@ -22,7 +22,7 @@ from ..rules.kept import Kept
 from ..rules.updates import StagePlace
 from ..rules.weights import weights_at
 from ..transport.mail import Micro
-from .observer import Observer
+from .measuring import Observer
 from .passes import Passes, StageOptions
 from .updating import Updater
 
