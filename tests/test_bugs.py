@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,9 +11,11 @@ from torch.nn.functional import mse_loss
 from torch.optim import lr_scheduler as schedules
 
 import unlatch
+from order_jobs import begun
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
-from unlatch.errors import DataError, PeerLost, StageFailed, TransportError
+from unlatch.errors import ConfigError, DataError, PeerLost, StageFailed, TransportError
+from unlatch.schedule import Periodic, buffers, steady_buffers, streams, ticked
 from unlatch.transport.mail import FORWARD, Message
 from unlatch.transport.wire import open_envelope, seal
 
@@ -139,3 +143,54 @@ def test_common_mistakes_are_answered_in_words():
         unlatch.Trainer(start()).fit([])
     with pytest.raises(ConfigError, match="order="):
         unlatch.methods.Compose().schedule(2)
+
+
+def test_the_state_of_a_run_forgot_batches_that_waited_to_be_joined():
+    def start():
+        method = unlatch.methods.DTRP(microbatches=1, compensate=2)
+        return unlatch.parallelize(tanh_net(2), method, stages=2, loss_fn=mse_loss, optimizer=sgd, split=["1"])
+
+    data, run, again = vectors(8), start(), start()
+    feed(run, data[:3])
+    again.restore(run.state())
+    assert [r.loss for r in feed(again, data[3:])] == [r.loss for r in feed(run, data[3:])]
+    assert [r.loss for r in again.flush()] == [r.loss for r in run.flush()]
+
+
+def test_evaluation_took_training_data_that_a_schedule_had_left_waiting():
+    def late(stages: int) -> Periodic:
+        entries = ticked(stages).entries
+        return Periodic(stages, tuple(replace(entry, offset=entry.offset + 1) for entry in entries))
+
+    losses = []
+    for evaluates in (False, True):
+        method = unlatch.methods.Compose(order=late, microbatches=1)
+        run = unlatch.parallelize(tanh_net(2), method, stages=2, loss_fn=mse_loss, optimizer=sgd, split=["1"])
+        feed(run, vectors(3))
+        if evaluates:
+            assert run.evaluate(vectors(2, seed=9))["samples"] == 12
+        losses.append([r.loss for r in run.flush()])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(("options", "batches"), [({"serial_first": 30}, 60), ({"serial_every": 5}, 30)])
+def test_the_room_of_what_follows_a_warmup_was_that_of_the_warmup(options, batches):
+    schedule = unlatch.methods.AuxNet(form="lagrangian", **options).schedule(4)
+    seen, whole = steady_buffers(schedule), buffers(streams(schedule, [1] * batches))
+    assert seen.room.keys() >= whole.room.keys()
+    assert seen.room["batch", 0, 1] == whole.room["batch", 0, 1] == 4
+    assert seen.in_flight == whole.in_flight
+
+
+@pytest.mark.parametrize("order", [3, lambda stages: None])
+def test_an_order_that_is_no_schedule_gave_a_bare_python_error(order):
+    with pytest.raises(ConfigError, match="compose: order must"):
+        unlatch.methods.Compose(order=order).schedule(2)
+
+
+def test_errors_called_a_place_away_from_home_by_the_number_of_a_layer_that_does_not_exist():
+    run = begun("layerpipe")
+    layers = run.schedule.stages
+    away = [station.title for number, station in run.stations.items() if number >= layers]
+    assert away
+    assert all(int(title.removeprefix("layer ").split(" on device ")[0]) < layers for title in away)
