@@ -173,10 +173,9 @@ def test_evaluation_took_training_data_that_a_schedule_had_left_waiting():
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(("options", "batches"), [({"serial_first": 30}, 60), ({"serial_every": 5}, 30)])
-def test_the_room_of_what_follows_a_warmup_was_that_of_the_warmup(options, batches):
-    schedule = unlatch.methods.AuxNet(form="lagrangian", **options).schedule(4)
-    seen, whole = steady_buffers(schedule), buffers(streams(schedule, [1] * batches))
+def test_the_room_of_what_follows_a_warmup_was_that_of_the_warmup():
+    schedule = unlatch.methods.AuxNet(form="lagrangian", serial_first=30).schedule(4)
+    seen, whole = steady_buffers(schedule), buffers(streams(schedule, [1] * 60))
     assert seen.room.keys() >= whole.room.keys()
     assert seen.room["batch", 0, 1] == whole.room["batch", 0, 1] == 4
     assert seen.in_flight == whole.in_flight

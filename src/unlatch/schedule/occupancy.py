@@ -17,8 +17,6 @@ __all__ = ["Buffers", "buffers", "staleness", "steady_buffers", "versions"]
 
 #: An update at which every warm-up is over.
 _LATE = 10**6
-#: Batches that show exceptions which come regularly.
-_EXCEPTIONS = 16
 
 
 def versions(streams: Streams) -> dict[Action, int]:
@@ -109,10 +107,9 @@ def steady_buffers(schedule: Schedule, microbatches: int = 1, accumulate: int = 
     """
     # Long enough that the pipeline is full and every update and every second batch of a kind has been seen.
     batches = max(2 * accumulate, -(-2 * (schedule.depth + 1) // microbatches), 2)
-    conditional = any(entry.when is not None for entry in schedule.entries)
-    groups = [microbatches] * (max(batches, _EXCEPTIONS) if conditional else batches)
+    groups = [microbatches] * batches
     found = [buffers(check_schedule(schedule, groups, accumulate))]
-    if conditional:
+    if any(entry.when is not None for entry in schedule.entries):
         # What is done only for new samples, or only after a warm-up.
         found.append(buffers(check_schedule(schedule, groups, accumulate, fresh=lambda batch: True)))
         found.append(buffers(check_schedule(schedule, groups, accumulate, first=_LATE)))
