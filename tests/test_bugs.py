@@ -193,3 +193,11 @@ def test_errors_called_a_place_away_from_home_by_the_number_of_a_layer_that_does
     away = [station.title for number, station in run.stations.items() if number >= layers]
     assert away
     assert all(int(title.removeprefix("layer ").split(" on device ")[0]) < layers for title in away)
+
+
+@pytest.mark.parametrize("method", ["dgl", "auglocal"])
+def test_local_heads_failed_in_half_precision(method):
+    data = [(x.float(), y.float()) for x, y in vectors(3)]
+    settings = {"loss_fn": mse_loss, "optimizer": sgd, "split": ["1"], "sample": data[0], "precision": "bf16"}
+    run = unlatch.parallelize(tanh_net(2).float(), method, stages=2, **settings)
+    assert all(r.loss is not None for r in feed(run, data)[1:])
