@@ -95,9 +95,8 @@ class LayerPipe(Delayed):
         return self.delays or super().lateness(stages)
 
     def crossed(self, stages: int) -> list[int]:
-        # The moving average stands in for the weights of the input gradient, which is not late by g.
-        parts = (1 if self.microbatches == "auto" else self.microbatches) * self.accumulate
-        return [math.ceil((late - self.extra_delay) / parts) for late in self.lateness(stages)]
+        # The moving average stands in for the weights of the input gradient, which has no extra delay.
+        return [math.ceil((late - self.extra_delay) / self.per_update) for late in self.lateness(stages)]
 
     def plan(
         self,

@@ -85,6 +85,11 @@ class TaskStation(Station):
         self._held_bytes = 0
         self._weight_gradients: dict[int, Gradients] = {}
 
+    @property
+    def title(self) -> str:
+        # Numbers of stations away from home are those of no layer.
+        return super().title if self.home is not None else f"layer {self.layer} on device {self.device}"
+
     def operations(self) -> Mapping[Kind, Operation]:
         return {job.entry.kind: partial(self._perform, job) for job in self._jobs}
 
