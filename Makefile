@@ -10,11 +10,12 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo check test lint clean
 
 help:
 	@echo "make demo    train a small network with six methods on two processes and print one table"
-	@echo "make test    ruff, mypy, import-linter, pytest"
+	@echo "make check   lint and the fast tests: no ranks, no command line, no examples"
+	@echo "make test    ruff, mypy, import-linter, pytest: what must pass"
 	@echo "make lint    ruff, mypy, import-linter only"
 	@echo "make setup   create .venv with the tested package set"
 	@echo "make clean   remove caches (keeps .venv and runs)"
@@ -30,6 +31,14 @@ setup: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python -m unlatch.demo
+
+# The daily loop: what needs processes of its own is left to `make test`.
+check: $(STAMP)
+	@status=0; \
+	$(MAKE) --no-print-directory lint || status=1; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --ignore=tests/multiproc --ignore=tests/cli \
+		--ignore=tests/test_examples.py --ignore=tests/test_docs.py $(PYTEST_ARGS) || status=1; \
+	exit $$status
 
 # Each check runs even if an earlier one fails, so that one run shows everything; pytest's summary comes last.
 test: $(STAMP)

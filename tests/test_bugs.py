@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,9 +11,11 @@ from torch.nn.functional import mse_loss
 from torch.optim import lr_scheduler as schedules
 
 import unlatch
+from order_jobs import begun
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
-from unlatch.errors import DataError, PeerLost, StageFailed, TransportError
+from unlatch.errors import ConfigError, DataError, PeerLost, StageFailed, TransportError
+from unlatch.schedule import Periodic, buffers, steady_buffers, streams, ticked
 from unlatch.transport.mail import FORWARD, Message
 from unlatch.transport.wire import open_envelope, seal
 
@@ -139,3 +143,77 @@ def test_common_mistakes_are_answered_in_words():
         unlatch.Trainer(start()).fit([])
     with pytest.raises(ConfigError, match="order="):
         unlatch.methods.Compose().schedule(2)
+
+
+def test_the_state_of_a_run_forgot_batches_that_waited_to_be_joined():
+    def start():
+        method = unlatch.methods.DTRP(microbatches=1, compensate=2)
+        return unlatch.parallelize(tanh_net(2), method, stages=2, loss_fn=mse_loss, optimizer=sgd, split=["1"])
+
+    data, run, again = vectors(8), start(), start()
+    feed(run, data[:3])
+    again.restore(run.state())
+    assert [r.loss for r in feed(again, data[3:])] == [r.loss for r in feed(run, data[3:])]
+    assert [r.loss for r in again.flush()] == [r.loss for r in run.flush()]
+
+
+def test_evaluation_took_training_data_that_a_schedule_had_left_waiting():
+    def late(stages: int) -> Periodic:
+        entries = ticked(stages).entries
+        return Periodic(stages, tuple(replace(entry, offset=entry.offset + 1) for entry in entries))
+
+    losses = []
+    for evaluates in (False, True):
+        method = unlatch.methods.Compose(order=late, microbatches=1)
+        run = unlatch.parallelize(tanh_net(2), method, stages=2, loss_fn=mse_loss, optimizer=sgd, split=["1"])
+        feed(run, vectors(3))
+        if evaluates:
+            assert run.evaluate(vectors(2, seed=9))["samples"] == 12
+        losses.append([r.loss for r in run.flush()])
+    assert losses[0] == losses[1]
+
+
+def test_the_room_of_what_follows_a_warmup_was_that_of_the_warmup():
+    schedule = unlatch.methods.AuxNet(form="lagrangian", serial_first=30).schedule(4)
+    seen, whole = steady_buffers(schedule), buffers(streams(schedule, [1] * 60))
+    assert seen.room.keys() >= whole.room.keys()
+    assert seen.room["batch", 0, 1] == whole.room["batch", 0, 1] == 4
+    assert seen.in_flight == whole.in_flight
+
+
+@pytest.mark.parametrize("order", [3, lambda stages: None])
+def test_an_order_that_is_no_schedule_gave_a_bare_python_error(order):
+    with pytest.raises(ConfigError, match="compose: order must"):
+        unlatch.methods.Compose(order=order).schedule(2)
+
+
+def test_errors_called_a_place_away_from_home_by_the_number_of_a_layer_that_does_not_exist():
+    run = begun("layerpipe")
+    layers = run.schedule.stages
+    away = [station.title for number, station in run.stations.items() if number >= layers]
+    assert away
+    assert all(int(title.removeprefix("layer ").split(" on device ")[0]) < layers for title in away)
+
+
+@pytest.mark.parametrize("method", ["dgl", "auglocal"])
+def test_local_heads_failed_in_half_precision(method):
+    data = [(x.float(), y.float()) for x, y in vectors(3)]
+    settings = {"loss_fn": mse_loss, "optimizer": sgd, "split": ["1"], "sample": data[0], "precision": "bf16"}
+    run = unlatch.parallelize(tanh_net(2).float(), method, stages=2, **settings)
+    assert all(r.loss is not None for r in feed(run, data)[1:])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"serial_every": 4, "accumulate": 2},
+        {"serial_every": 4, "microbatches": 2},
+        {"serial_from": 6, "accumulate": 2},
+        {"serial_first": 3, "accumulate": 2},
+    ],
+)
+def test_updates_that_mix_serial_and_replayed_batches_are_refused(options):
+    """A serial update took half of the gradients of a replayed one along, whose other half was never applied."""
+    with pytest.raises(ConfigError, match="would mix both"):
+        unlatch.methods.AuxNet(form="lagrangian", **options)
+    unlatch.methods.AuxNet(form="lagrangian", serial_first=4, accumulate=2)

@@ -17,6 +17,7 @@ from unlatch.cli.checks.finding import find_out
 from unlatch.cli.checks.trial import Trial
 from unlatch.cli.prepare import prepare
 from unlatch.cli.settings import read_settings
+from unlatch.reference import recursion
 
 CHECKS = {
     "one stage": equality.one_stage,
@@ -66,42 +67,43 @@ def test_other_optimizers_and_precision():
 
 
 def test_a_wrong_definition_is_noticed(monkeypatch):
-    sgd = trajectory._sgd
-    monkeypatch.setattr(trajectory, "_sgd", lambda of: replace(sgd(of), lr=0.11))
+    def off(stages, micros, loss_fn, sgd, *args, **options):
+        return recursion(stages, micros, loss_fn, replace(sgd, lr=0.11), *args, **options)
+
+    monkeypatch.setattr(trajectory, "recursion", off)
     found = find_out("definition", partial(trajectory.definition, trial("mlp", "dtr")))
     assert found.verdict == "differs"
     assert "weights differ by" in found.text
 
 
 def test_a_wrong_gradient_is_noticed(monkeypatch):
-    true = gradients._true_gradients
-    monkeypatch.setattr(
-        gradients, "_true_gradients", lambda *a: [[[1.001 * g for g in u] for u in stage] for stage in true(*a)]
-    )
+    whole = Trial.micros
+    monkeypatch.setattr(Trial, "micros", lambda of, batches: [(1.001 * x, y) for x, y in whole(of, batches)])
     assert find_out("zero", partial(gradients.standing_still, trial("mlp", "fdg"))).verdict == "differs"
 
 
-def test_a_wrong_loop_is_noticed(monkeypatch):
-    loop = equality._plain_loop
+def test_one_bit_off_the_plain_loop_is_noticed(monkeypatch):
+    train = Trial.train
 
-    def off(of):
-        losses, state = loop(of)
+    def off(of, *args, **changes):
+        losses, state = train(of, *args, **changes)
         name = next(iter(state))
         return losses, state | {name: torch.nextafter(state[name], torch.tensor(9.0))}
 
-    monkeypatch.setattr(equality, "_plain_loop", off)
+    monkeypatch.setattr(Trial, "train", off)
     found = find_out("one stage", partial(equality.one_stage, trial("mlp", "bp")))
     assert found.verdict == "differs"
 
 
-def test_a_method_that_is_not_exact_is_noticed(monkeypatch):
-    monkeypatch.setattr(gradients, "_sees_the_batch", lambda model: None)
-    found = find_out("exact", partial(gradients.exact_method, trial("resnet8", "gpipe")))
-    assert found.verdict == "differs"
-
-
-DROPPING = """
+MODELS = """
 from torch import nn
+
+class Centred(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+def centred():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Centred(16, 10))
 
 def model():
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5)), nn.Linear(16, 10))
@@ -114,7 +116,7 @@ def tied():
 
 @pytest.fixture
 def user_models(tmp_path, monkeypatch):
-    (tmp_path / "checked_models.py").write_text(DROPPING)
+    (tmp_path / "checked_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "checked_models", raising=False)
 
@@ -124,6 +126,12 @@ def test_dropout_replays(user_models):
     assert [found[name].verdict for name in ("one stage", "zero", "definition")] == ["ok"] * 3, found
     found = findings(trial("checked_models:model", "gpipe"))
     assert "dropout" in found["exact"].text
+
+
+def test_a_method_that_is_not_exact_is_noticed(user_models):
+    """Each sample depends on its micro-batch, in a layer that nothing is known of."""
+    found = find_out("exact", partial(gradients.exact_method, trial("checked_models:centred", "gpipe")))
+    assert found.verdict == "differs", found
 
 
 def test_the_command(unlatch, conf):

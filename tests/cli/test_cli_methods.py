@@ -37,7 +37,7 @@ def test_the_catalogue_as_json(unlatch):
     assert found["bp"]["gradient"] == "exact"
     assert found["dgl"]["gradient"] == "local"
     assert found["fdg"]["gradient"] == "late"
-    assert found["fdg"]["gap"] == 3
+    assert found["fdg"]["lateness"] == 3
     assert found["pipedream-2bw"]["staleness"] == 1.0
     assert found["dtr"]["weight_copies"] == 0 < found["pipedream"]["weight_copies"]
 

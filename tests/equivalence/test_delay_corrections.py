@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -10,31 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import mse_loss
 
-import unlatch
 from recording import Optimizers, RecordingSGD, feed, stages_of
+from recursions import begin, follow_recursion, torch_sgd
 from small_nets import tanh_net, vectors
 from unlatch.errors import ConfigError
 from unlatch.methods import CGAD, PACI, AsyncPP, PipeDream, XPipe
-from unlatch.reference import SGD, recursion
+from unlatch.reference import SGD
 
 MOMENTUM = SGD(0.05, momentum=0.9, weight_decay=1e-2)
 
 
-def torch_sgd(sgd: SGD):
-    return partial(torch.optim.SGD, lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
-
-
-def train(model, method, stages, data, optimizer):
-    run = unlatch.parallelize(
-        model,
-        method,
-        stages=stages,
-        split=[str(k) for k in range(1, stages)],
-        loss_fn=mse_loss,
-        optimizer=optimizer,
-    )
+def train(method, stages, data, optimizer=None):
+    run = begin(tanh_net(stages), method, torch_sgd(MOMENTUM) if optimizer is None else optimizer)
     feed(run, data)
     return run
 
@@ -42,29 +29,11 @@ def train(model, method, stages, data, optimizer):
 def follows(method, stages, sgd=MOMENTUM, optimizer=None, batches=9, tolerance=1e-13, **options: Any):
     """Train, and compare with the recursion that the method's lateness and rules give."""
     model, data = tanh_net(stages), vectors(batches, size=12)
-    m, lateness, rules = method.microbatches, method.lateness(stages), method.rules()
-    per_update = m * method.accumulate
-    truth = recursion(
-        list(copy.deepcopy(model)),
-        [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)],
-        mse_loss,
-        sgd,
-        lambda k, i: max(0, i - lateness[k]) // per_update,
-        per_update=per_update,
-        backward=rules.backward.taken_at,
-        mixed=rules.mixes,
-        **options,
-    )
-    run = train(model, method, stages, data, optimizer or torch_sgd(sgd))
-    for k, block in enumerate(model):
-        for key, value in truth.weights[k][-1].items():
-            torch.testing.assert_close(block.get_parameter(key), value, rtol=0, atol=tolerance)
-    return run
+    return follow_recursion(model, method, data, sgd, optimizer=optimizer, tolerance=tolerance, **options)
 
 
 def ended(method, optimizer=None, stages=3):
-    model = tanh_net(stages)
-    train(model, method, stages, vectors(9, size=12), optimizer or torch_sgd(MOMENTUM))
+    model = train(method, stages, vectors(9, size=12), optimizer).module()
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -140,7 +109,7 @@ def test_xpipe_shares_what_pipedream_would_predict_anew():
     assert not torch.equal(ended(shared, stages=4), ended(anew, stages=4))
     # With one micro-batch per mini-batch there is nothing to share.
     assert torch.equal(ended(XPipe(microbatches=1)), ended(PipeDream(1, predict="linear")))
-    run = train(tanh_net(4), shared, 4, vectors(30, size=12), torch_sgd(MOMENTUM))
+    run = train(shared, 4, vectors(30, size=12))
     found = run.statistics()
     assert [s.predicted_staleness for s in found] == [1.0, 1.0, 1.0, 0.0]
     assert [s.staleness for s in found] == [1.0, 1.0, 1.0, 0.0]
@@ -161,7 +130,7 @@ def test_paci_mixes_old_activations_with_the_newest_weights(stages, parts, accum
 
 def test_paci_keeps_no_old_weights_and_is_not_pipedream():
     assert not torch.equal(ended(PACI(microbatches=1)), ended(PipeDream(1)))
-    run = train(tanh_net(3), PACI(microbatches=1), 3, vectors(9, size=12), torch_sgd(MOMENTUM))
+    run = train(PACI(microbatches=1), 3, vectors(9, size=12))
     assert [stage.peak_versions for stage in stages_of(run)] == [0, 0, 0]
     assert PACI().rules().weight_copies(late=3) == 0
 
@@ -202,7 +171,7 @@ def test_cgad_leaves_fresh_gradients_and_shortens_stale_ones():
     found = {}
     for method in (CGAD(microbatches=1, alpha=0.5), PipeDream(1)):
         optimizers = Optimizers(RecordingSGD, lr=0.0)
-        train(tanh_net(3), method, 3, vectors(1) * 8, optimizers)
+        train(method, 3, vectors(1) * 8, optimizers)
         found[method.name] = [[torch.cat([g.flatten() for g in u]) for u in made.gradients] for made in optimizers.made]
     for k in range(3):
         ratios = [float(a.norm() / b.norm()) for a, b in zip(found["cgad"][k], found["pipedream"][k], strict=True)]

@@ -6,7 +6,6 @@ the bare predictors (1, 2, 10) are tested where schedules and predictors are.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 
 import pytest
@@ -17,31 +16,24 @@ from torch.nn.functional import cross_entropy, mse_loss
 import unlatch
 from rank_jobs import momentum_sgd
 from recording import Forwards, Optimizers, RecordingSGD, feed, listening, stages_of
+from recursions import begin, behind, follow_recursion
 from small_nets import CONV_SPLITS, conv_net, images, tanh_net, vectors
 from unlatch.methods import DTR, DTRP, FDG, FR, get
-from unlatch.reference import SGD, recursion
+from unlatch.reference import SGD
 from unlatch.runtime.stage import Stage, StageOptions
 from unlatch.transport.mail import Micro
 
 MOMENTUM = {"lr": 0.05, "momentum": 0.9}
 
 
-def build(method, stages, optimizer, model=None, **options):
-    return unlatch.parallelize(
-        model if model is not None else tanh_net(stages),
-        method,
-        stages=stages,
-        loss_fn=mse_loss,
-        optimizer=optimizer,
-        split=[str(k) for k in range(1, stages)],
-        **options,
-    )
+def build(method, stages, optimizer, model=None):
+    return begin(model if model is not None else tanh_net(stages), method, optimizer)
 
 
-def trained(method, stages, data, optimizer, **options):
+def trained(method, stages, data, optimizer):
     """Weights after training, and the losses."""
     model = tanh_net(stages)
-    losses = [r.loss for r in feed(build(method, stages, optimizer, model, **options), data)]
+    losses = [r.loss for r in feed(build(method, stages, optimizer, model), data)]
     return model.state_dict(), losses
 
 
@@ -52,24 +44,19 @@ def same(one, other):
 @pytest.mark.parametrize("predict", ["none", "difference", "linear", "geometric", "constant-gradient"])
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 def test_oracle_03_queues_give_the_recursion(stages, predict):
-    data, model = vectors(14), tanh_net(stages)
-    sgd = SGD(0.05, momentum=0.9)
-    truth = recursion(
-        list(copy.deepcopy(model)),
-        data,
-        mse_loss,
-        sgd,
-        lambda k, i: max(0, i - max(0, 2 * (stages - 1 - k) - 1)),
-        backward="current",
-        predict=predict,
-    )
-    run = build(DTRP(microbatches=1, predict=predict), stages, Optimizers(torch.optim.SGD, **MOMENTUM), model)
-    losses = [r.loss for r in feed(run, data)]
     tolerance = 0.0 if predict == "none" else 1e-13
-    assert losses == pytest.approx(truth.losses, rel=tolerance, abs=0)
-    for k, part in enumerate(model):
-        for name, value in truth.weights[k][-1].items():
-            assert (part.get_parameter(name) - value).abs().max() <= tolerance
+    follow_recursion(
+        tanh_net(stages),
+        DTRP(microbatches=1, predict=predict),
+        vectors(14),
+        SGD(0.05, momentum=0.9),
+        version=behind([max(0, 2 * (stages - 1 - k) - 1) for k in range(stages)]),
+        backward="current",
+        mixed=False,
+        predict=predict,
+        tolerance=tolerance,
+        loss_tolerance=tolerance,
+    )
 
 
 @pytest.mark.parametrize("method", [DTR(microbatches=1), DTRP(microbatches=1)])
@@ -89,14 +76,14 @@ def test_oracle_05_inputs_kept_by_each_module():
     assert limits == [8, 6, 4, 2, 0]
     for rounds, (x, y) in enumerate(data, start=1):
         run.step(x, y)
-        kept = [len(stage._kept) for stage in watched]
+        kept = [len(stage.kept) for stage in watched]
         assert kept == [min(rounds, limit) for limit in limits]
         # Module k ends its r-th round at tick r+k-1, so it is full from tick 2K-k-1 on.
         for k, (inside, limit) in enumerate(zip(kept[:-1], limits, strict=False), start=1):
             assert (inside == limit) == (rounds + k - 1 >= 2 * stages - k - 1)
     most = {stage.index: stage.peak_bytes for stage in watched[:-1]}
     run.flush()
-    assert all(not stage._kept and stage.kept_bytes == 0 for stage in watched)
+    assert all(not stage.kept and stage.kept_bytes == 0 for stage in watched)
     assert most[0] > most[1] > most[2] > most[3]
 
 
@@ -109,7 +96,7 @@ def test_oracle_05_occupancy_never_exceeds_the_limit_inside_a_tick():
 
         def forward(*args, stage=stage, inner=inner):
             result = inner(*args)
-            seen[stage.index] = max(seen[stage.index], len(stage._kept))
+            seen[stage.index] = max(seen[stage.index], len(stage.kept))
             return result
 
         stage.forward = forward
@@ -288,7 +275,7 @@ def test_oracle_16_compensation_leaves_the_order_of_work_alone():
 
 
 def test_oracle_18_features_replay_with_the_same_modules():
-    """A driver of our own lets all modules forward a batch before any updates, with gap K-k: that is FR."""
+    """A driver of our own lets all modules forward a batch before any updates, with lateness K-k: that is FR."""
     stages, data = 4, vectors(9)
     model = tanh_net(stages)
     options = StageOptions(loss_fn=mse_loss, optimizer=momentum_sgd)

@@ -2,90 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-from functools import partial
-
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.functional import mse_loss
 
-import unlatch
+from recursions import follow_recursion
+from small_nets import tanh_net, vectors
 from unlatch.methods import get
-from unlatch.reference import SGD, recursion
+from unlatch.reference import SGD
 
 DELAYED = ["pipedream", "ddg", "fr", "fdg", "adl", "dsp", "dtr", "dtrp"]
-
-
-def net(stages: int, seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(stages)]).double()
-
-
-def batches(count: int, size: int = 12) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (
-            torch.randn(size, 5, generator=generator, dtype=torch.float64),
-            torch.randn(size, 5, generator=generator, dtype=torch.float64),
-        )
-        for _ in range(count)
-    ]
-
-
-def train(model, method, stages, data, sgd: SGD):
-    run = unlatch.parallelize(
-        model,
-        method,
-        stages=stages,
-        loss_fn=mse_loss,
-        optimizer=partial(
-            torch.optim.SGD, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov, weight_decay=sgd.weight_decay
-        ),
-        split=[str(i) for i in range(1, stages)],
-    )
-    losses = [r.loss for r in (run.step(x, y) for x, y in data) if r.loss is not None]
-    losses += [r.loss for r in run.flush()]
-    return losses
-
-
-def expected(model, method, stages, data, sgd: SGD, **options):
-    """The recursion for a method object, straight from its lateness."""
-    lateness, m = method.lateness(stages), method.microbatches
-    micros = [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)]
-    per_update = m * method.accumulate
-    return recursion(
-        list(model),
-        micros,
-        mse_loss,
-        sgd,
-        lambda k, i: max(0, i - lateness[k]) // per_update,
-        per_update=per_update,
-        backward=method.rules().backward.taken_at,
-        mixed=method.rules().mixes,
-        **options,
-    )
 
 
 def check(name, stages, sgd, steps=9, tolerance=0.0, **options):
     predict = options.get("predict", "geometric" if name == "dtrp" else "none")
     method = get(name, **{"microbatches": 1, **options})
-    data = batches(steps * method.accumulate)
-    model = net(stages)
-    truth = expected(
-        copy.deepcopy(model), method, stages, data, sgd, predict=predict, gamma=method.gamma, shrink=method.shrink
-    )
-    losses = train(model, method, stages, data, sgd)
-    for k, part in enumerate(model):
-        for key, value in truth.weights[k][-1].items():
-            difference = (part.get_parameter(key) - value).abs().max().item()
-            assert difference <= tolerance, (name, k, key, difference)
-    assert len(losses) == len(data)
-    m = method.microbatches
-    means = [sum(truth.losses[i : i + m]) / m for i in range(0, len(truth.losses), m)]
-    assert losses == pytest.approx(means, rel=1e-12)
+    rules = {"predict": predict, "gamma": method.gamma, "shrink": method.shrink}
+    data = vectors(steps * method.accumulate, size=12)
+    follow_recursion(tanh_net(stages), method, data, sgd, tolerance=tolerance, **rules)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
@@ -128,20 +62,16 @@ def test_gamma_and_shrink(name):
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_pipedream_2bw_is_one_update_behind_everywhere(stages):
-    sgd, method = SGD(0.05, momentum=0.9), get("pipedream-2bw", microbatches=stages)
-    data, model = batches(7), net(stages)
-    truth = recursion(
-        list(copy.deepcopy(model)),
-        [part for x, y in data for part in zip(x.tensor_split(stages), y.tensor_split(stages), strict=True)],
-        mse_loss,
-        sgd,
-        lambda k, i: max(0, i // stages - 1),
-        per_update=stages,
+    follow_recursion(
+        tanh_net(stages),
+        get("pipedream-2bw", microbatches=stages),
+        vectors(7, size=12),
+        SGD(0.05, momentum=0.9),
+        version=lambda k, i: max(0, i // stages - 1),
+        backward="forward",
+        mixed=False,
+        tolerance=1e-15,
     )
-    train(model, method, stages, data, sgd)
-    for k, part in enumerate(model):
-        for key, value in truth.weights[k][-1].items():
-            torch.testing.assert_close(part.get_parameter(key), value, rtol=0, atol=1e-15)
 
 
 @settings(max_examples=30)

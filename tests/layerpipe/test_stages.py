@@ -1,8 +1,7 @@
-"""LayerPipe2 on the stage engine: delay 2S + g, weights stashed, latest or from a moving average."""
+"""LayerPipe2 on the stage engine: delay 2S + extra_delay, weights stashed, latest or from a moving average."""
 
 from __future__ import annotations
 
-import copy
 import math
 from functools import partial
 
@@ -11,52 +10,30 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import mse_loss
 
-import unlatch
 from recording import Optimizers, RecordingSGD, Scripted, feed
+from recursions import begin, behind, follow_recursion
 from small_nets import tanh_net, vectors
 from unlatch.errors import ConfigError, ScheduleError
 from unlatch.methods import LayerPipe
-from unlatch.reference import SGD, recursion
+from unlatch.reference import SGD
 from unlatch.schedule import check, rounds, split_rounds, streams
-
-
-def start(model, method, stages, optimizer):
-    return unlatch.parallelize(
-        model,
-        method,
-        stages=stages,
-        loss_fn=mse_loss,
-        optimizer=optimizer,
-        split=[str(i) for i in range(1, stages)],
-    )
-
 
 PLAIN = SGD(0.1)
 
 
 def check_recursion(method, stages, sgd=PLAIN, steps=14, tolerance=0.0):
-    model, data = tanh_net(stages), vectors(steps, size=12)
-    m, lateness = method.microbatches, [2 * (stages - 1 - k) + method.extra_delay for k in range(stages)]
-    per_update = m * method.accumulate
-    truth = recursion(
-        list(copy.deepcopy(model)),
-        [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)],
-        mse_loss,
+    lateness = [2 * (stages - 1 - k) + method.extra_delay for k in range(stages)]
+    return follow_recursion(
+        tanh_net(stages),
+        method,
+        vectors(steps, size=12),
         sgd,
-        lambda k, i: max(0, i - lateness[k]) // per_update,
-        per_update=per_update,
+        version=behind(lateness, method.microbatches * method.accumulate),
+        backward="forward",
+        mixed=False,
+        tolerance=tolerance,
     )
-    optimizer = partial(torch.optim.SGD, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov)
-    run = start(model, method, stages, optimizer)
-    losses = [result.loss for result in feed(run, data)]
-    for k, block in enumerate(model):
-        for key, value in truth.weights[k][-1].items():
-            difference = (block.get_parameter(key) - value).abs().max().item()
-            assert difference <= tolerance, (k, key, difference)
-    assert losses == pytest.approx([sum(truth.losses[i : i + m]) / m for i in range(0, steps * m, m)], rel=1e-12)
-    return run
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -104,7 +81,7 @@ class Growing(Scripted):
 
 
 def gradients(weights, optimizers, g, steps):
-    run = start(tanh_net(3), LayerPipe(mode="stages", weights=weights, extra_delay=g, microbatches=1), 3, optimizers)
+    run = begin(tanh_net(3), LayerPipe(mode="stages", weights=weights, extra_delay=g, microbatches=1), optimizers)
     feed(run, vectors(steps))
     return [[torch.cat([t.flatten() for t in update]) for update in made.gradients] for made in optimizers.made]
 
@@ -142,7 +119,7 @@ class Scale(nn.Module):
 def test_latest_mixes_old_activations_with_new_weights():
     optimizers = Optimizers(RecordingSGD, lr=0.01)
     model = nn.Sequential(nn.Sequential(Scale(0.7), Scale(1.3)), nn.Identity())
-    run = start(model, LayerPipe(mode="stages", weights="latest", microbatches=1), 2, optimizers)
+    run = begin(model, LayerPipe(mode="stages", weights="latest", microbatches=1), optimizers)
     feed(run, [(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))] * 9)
     seen = optimizers[0].weights
     for t, (first, second) in enumerate(optimizers[0].gradients):
@@ -168,13 +145,11 @@ def test_stability_limit_of_one_delayed_weight(delay):
         cases.append((LayerPipe(mode="stages", microbatches=1), delay // 2 + 1))
     for method, stages in cases:
         model = nn.Sequential(Scale([1.0, 1.0]), *[nn.Identity() for _ in range(stages - 1)])
-        run = unlatch.parallelize(
+        run = begin(
             model,
             method,
-            stages=stages,
-            loss_fn=lambda out, target: 0.5 * (curvature * out.square()).sum(),
-            optimizer=partial(torch.optim.SGD, lr=1.0),
-            split=[str(i) for i in range(1, stages)],
+            partial(torch.optim.SGD, lr=1.0),
+            lambda out, target: 0.5 * (curvature * out.square()).sum(),
         )
         one = torch.ones(1, 2, dtype=torch.float64)
         path = []

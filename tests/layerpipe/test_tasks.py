@@ -14,45 +14,25 @@ from torch.nn.functional import mse_loss
 import unlatch
 from layerpipe_jobs import MIXED, UNIT, chain_costs, residual_net, tall_conv_net, task_plan
 from recording import Optimizers, Scripted, feed
+from recursions import behind, follow_recursion, torch_sgd
 from small_nets import images, tanh_net, vectors
 from unlatch.errors import ConfigError, PlanError
 from unlatch.methods import LayerPipe
 from unlatch.plan import Plan, plan_from_json, plan_to_json
 from unlatch.plan.layerpipe import plan_layerpipe
-from unlatch.reference import SGD, recursion
+from unlatch.reference import SGD
 
 # By rows a matrix product may be summed up in another order. In these sizes that is all.
 ROUNDING = 1e-13
+MOMENTUM = SGD(0.05, momentum=0.9)
 
 
-def sgd_factory(sgd):
-    return lambda params: torch.optim.SGD(params, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov)
-
-
-def compare(model, plan, data, *, sgd=None, delays=None, tolerance=0.0, loss_fn=mse_loss, **options):
-    """Train, and compare every weight and loss with the recursion."""
-    sgd = sgd or SGD(0.05, momentum=0.9)
+def compare(model, plan, data, *, sgd=MOMENTUM, tolerance=0.0, loss_fn=mse_loss, **options):
+    """Train, and compare every weight and loss with the recursion of the plan's delays."""
     method = LayerPipe(mode=plan.options["mode"], **{"microbatches": 1, **options})
-    m, per_update = method.microbatches, method.microbatches * method.accumulate
-    layers = [nn.Sequential(*model[start:end]) for start, end in plan.spans]
-    truth = recursion(
-        copy.deepcopy(layers),
-        [part for x, y in data for part in zip(x.tensor_split(m), y.tensor_split(m), strict=True)],
-        loss_fn,
-        sgd,
-        lambda k, i: max(0, i - (delays or plan.delays)[k]) // per_update,
-        per_update=per_update,
-    )
-    run = unlatch.parallelize(
-        model, method, stages=plan.devices, loss_fn=loss_fn, optimizer=sgd_factory(sgd), plan=plan
-    )
-    losses = [result.loss for result in feed(run, data)]
-    for k, layer in enumerate(layers):
-        for key, value in truth.weights[k][-1].items():
-            difference = (layer.get_parameter(key) - value).abs().max().item()
-            assert difference <= tolerance, (k, key, difference)
-    assert losses == pytest.approx([sum(truth.losses[i : i + m]) / m for i in range(0, len(data) * m, m)], rel=1e-12)
-    return run
+    version = behind(plan.delays, method.microbatches * method.accumulate)
+    exact = {"backward": "forward", "mixed": False, "tolerance": tolerance, "loss_fn": loss_fn}
+    return follow_recursion(model, method, data, sgd, version=version, plan=plan, **exact)
 
 
 # Section 5.2 of the hand-worked tables: devices -> delays per layer.
@@ -93,9 +73,7 @@ def test_convolutions_follow_the_recursion():
     data = [(x.double(), y) for x, y in images([6] * 10)]
     cross_entropy = nn.functional.cross_entropy
     for devices, mode in ((4, "atomic"), (6, "atomic"), (2, "divisible")):
-        compare(
-            copy.deepcopy(model), task_plan(UNIT, devices, mode), data, loss_fn=cross_entropy, tolerance=ROUNDING
-        )
+        compare(copy.deepcopy(model), task_plan(UNIT, devices, mode), data, loss_fn=cross_entropy, tolerance=ROUNDING)
 
 
 @pytest.mark.parametrize("g", [1, 3])
@@ -117,7 +95,7 @@ def test_late_weight_gradients_add_to_every_delay(net, g):
     g=st.integers(0, 2),
     data=st.data(),
 )
-def test_any_chain_on_any_number_of_processors(times, devices, mode, m, accumulate, g, data):
+def test_any_chain_on_any_number_of_devices(times, devices, mode, m, accumulate, g, data):
     try:
         plan = task_plan(times, devices, mode, g)
     except PlanError:  # more devices than this chain has work for
@@ -185,7 +163,7 @@ def test_a_plan_survives_the_trip_through_text():
 
 
 def test_bad_plans_are_refused_before_training():
-    options = {"loss_fn": mse_loss, "optimizer": sgd_factory(SGD(0.1))}
+    options = {"loss_fn": mse_loss, "optimizer": torch_sgd(SGD(0.1))}
     with pytest.raises(PlanError, match="shared by rows"):
         unlatch.parallelize(residual_net(4), LayerPipe(), stages=4, plan=task_plan(UNIT, 4, "divisible"), **options)
     plain = Plan(("0", "1", "2", "3"), (0, 2), (1.0, 1.0), (1, 1))

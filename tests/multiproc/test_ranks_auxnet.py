@@ -83,3 +83,10 @@ def test_a_checkpoint_of_two_ranks_continues_inline(ranks2, tmp_path):
     one = rank_jobs.resume_conv(AuxNet(form="lagrangian"), str(tmp_path / "c"))
     for other in ranks2.run(rank_jobs.resume_conv, AuxNet(form="lagrangian"), str(tmp_path / "c")):
         assert rank_jobs.differences(one, other) == []
+
+
+def test_a_rank_that_ran_ahead_after_a_long_warmup_was_taken_for_one_that_broke_its_schedule(ranks4):
+    """The mail had room for what is under way in the warm-up, which is less."""
+    method = AuxNet(form="lagrangian", serial_first=12)
+    inline = rank_jobs.train_with_a_slow_stage(method, 18)
+    assert ranks4.run(rank_jobs.train_with_a_slow_stage, method, 18) == [inline] * 4

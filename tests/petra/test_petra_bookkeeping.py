@@ -124,15 +124,15 @@ def test_queues_of_inputs(pattern: str) -> None:
             assert stage.reverses
             assert stage.kept_bytes == found.stored_bytes == 0
         assert found.in_flight == tau + 1
-        assert list(stage._kept) == list(range(2 * count + 4 - tau, 2 * count + 4))
+        assert list(stage.kept) == list(range(2 * count + 4 - tau, 2 * count + 4))
     feed(run, [])
-    assert all(stage.kept_bytes == 0 and not stage._kept for stage in stages_of(run))
+    assert all(stage.kept_bytes == 0 and not stage.kept for stage in stages_of(run))
 
 
 def test_queue_lengths_of_revnet18() -> None:
     """O8 with the numbers of the paper's model: 18/12/8/4 between ticks."""
     run = fed(REVNET18, 40, flush=False)
-    lengths = {s.index: len(s._kept) for s in stages_of(run) if s.recomputes}
+    lengths = {s.index: len(s.kept) for s in stages_of(run) if s.recomputes}
     assert lengths == {0: 18, 3: 12, 5: 8, 7: 4}
     assert [run.statistics()[j].in_flight for j in (0, 3, 5, 7)] == [19, 13, 9, 5]
 

@@ -47,9 +47,9 @@ def test_every_combination_trains(method: PETRA) -> None:
     results = feed(run, regression(8, size=8) * 4)
     assert len(results) == 32
     found = run.statistics()
-    gap = 2 if method.order == "ticked" else 1
+    late = 2 if method.order == "ticked" else 1
     # Two parts per update: in the mean half of the ticks are crossed.
-    assert [s.staleness for s in found] == [gap * (5 - j) / 2 for j in range(6)]
+    assert [s.staleness for s in found] == [late * (5 - j) / 2 for j in range(6)]
     assert [s.predicted_staleness for s in found] == [s.staleness for s in found]
     assert [s.reconstruction_error is not None for s in found] == [
         method.inputs == "reverse" and j in (1, 2, 4) for j in range(6)

@@ -64,7 +64,7 @@ def test_queues_and_copies_are_as_planned(name: str, setting: str, order: str) -
         queue = planned.queue + (planned.at_work if planned.queue else 0)
         assert found.stored_bytes == pytest.approx(queue, rel=0.05), found.stage
         current = {p.data_ptr() for p in stage.params}
-        old = {w.data_ptr(): w.nbytes for kept in stage._kept.values() for w in kept.weights or ()}
+        old = {w.data_ptr(): w.nbytes for kept in stage.kept.values() for w in kept.weights or ()}
         copies = sum(size for address, size in old.items() if address not in current)
         assert copies == pytest.approx(planned.copies, rel=0.05), found.stage
 
@@ -97,8 +97,8 @@ def test_nothing_else_is_alive_between_ticks(name: str) -> None:
         fed(run, 2 * len(sizes) + 3)
     alive = sum(memory.nbytes() for address, memory in live_storages().items() if address not in before)
     messages = {t.untyped_storage().data_ptr(): t.nbytes for m in boxes for t in _tensors(m.payload)}
-    probes = {t.data_ptr(): t.nbytes for s in stages_of(run) for k in s._kept.values() for t in _tensors(k.probe)}
-    shared = {t.data_ptr() for s in stages_of(run) for k in s._kept.values() for t in k.inputs}
+    probes = {t.data_ptr(): t.nbytes for s in stages_of(run) for k in s.kept.values() for t in _tensors(k.probe)}
+    shared = {t.data_ptr() for s in stages_of(run) for k in s.kept.values() for t in k.inputs}
     rest = sum(n for address, n in messages.items() if address not in shared) + sum(probes.values())
     planned = sum(s.queue for s in planned_memory(sizes, method))
     assert alive - rest == pytest.approx(planned, rel=0.05)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 import pytest
-import torch
-from torch.nn.functional import mse_loss
 
 import unlatch
 from recording import feed
+from recursions import begin, follow_recursion, torch_sgd
 from small_nets import tanh_net, vectors
 from unlatch.errors import ConfigError
 from unlatch.methods import Compose, Delayed
-from unlatch.reference import SGD, recursion
+from unlatch.reference import SGD
 from unlatch.rules.activations import Activation, Graph, Input
 from unlatch.rules.bundle import Rules
 from unlatch.rules.predict import predictor
@@ -76,32 +73,17 @@ class Pair(Delayed):
 def test_a_pair_follows_its_recursion(kept, forward, backward):
     for parts in (PARTS,) if isinstance(forward, Lagging) else (1, PARTS):
         method = Pair(microbatches=parts, kept=kept, forward=forward, backward=backward)
-        model, data = tanh_net(STAGES), vectors(9, size=12)
-        lateness, rules = method.lateness(STAGES), method.rules()
-        truth = recursion(
-            list(copy.deepcopy(model)),
-            [part for x, y in data for part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)],
-            mse_loss,
+        lateness = method.lateness(STAGES)
+        follow_recursion(
+            tanh_net(STAGES),
+            method,
+            vectors(9, size=12),
             SGD_USED,
-            lambda k, i: forward.version(max(0, i - lateness[k]) // parts, i // parts),  # noqa: B023
-            per_update=parts,
-            backward=rules.backward.taken_at,
-            mixed=rules.mixes,
+            version=lambda k, i: forward.version(max(0, i - lateness[k]) // parts, i // parts),  # noqa: B023
             delays=[math.ceil(late) for late in method.staleness(STAGES)],
             predict=forward.predictor.name if isinstance(forward, Predicted) else "none",
+            tolerance=1e-13,
         )
-        run = unlatch.parallelize(
-            model,
-            method,
-            stages=STAGES,
-            split=["1", "2"],
-            loss_fn=mse_loss,
-            optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-2),
-        )
-        feed(run, data)
-        for k, block in enumerate(model):
-            for key, value in truth.weights[k][-1].items():
-                torch.testing.assert_close(block.get_parameter(key), value, rtol=0, atol=1e-13)
 
 
 def test_the_pairs_differ():
@@ -111,15 +93,7 @@ def test_the_pairs_differ():
         model = tanh_net(STAGES)
         parts = PARTS if isinstance(forward, Lagging) else 1
         method = Pair(microbatches=parts, kept=kept, forward=forward, backward=backward)
-        run = unlatch.parallelize(
-            model,
-            method,
-            stages=STAGES,
-            split=["1", "2"],
-            loss_fn=mse_loss,
-            optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
-        )
-        feed(run, vectors(9, size=12))
+        feed(begin(model, method, torch_sgd(SGD(0.05, momentum=0.9))), vectors(9, size=12))
         ends.add(round(sum(float(p.detach().abs().sum()) for p in model.parameters()), 10))
     # Stashes agree with graphs and inputs; with inputs `latest` is `current`; one update back an average is exact.
     newest, lagging, predicted = 5, 3, 3

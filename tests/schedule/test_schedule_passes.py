@@ -116,10 +116,10 @@ def test_staleness_in_steady_state_is_the_delay(name, stages):
     for stage in range(stages):
         delay = schedule.delay(stage)
         assert backward_first(schedule, stage) == (name == "ticked, backward first" and delay > 0)
-        gap = delay - 1 if backward_first(schedule, stage) else delay
-        assert staleness(schedule, stage, 50) == gap
-        # On average over a group the gap is divided by its size.
-        assert sum(staleness(schedule, stage, 60 + i, 4) for i in range(4)) == gap
+        late = delay - 1 if backward_first(schedule, stage) else delay
+        assert staleness(schedule, stage, 50) == late
+        # On average over a group the lateness is divided by its size.
+        assert sum(staleness(schedule, stage, 60 + i, 4) for i in range(4)) == late
 
 
 def test_accumulated_staleness_of_adl():

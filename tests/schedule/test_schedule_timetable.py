@@ -62,7 +62,7 @@ def test_dtr_index_laws(K):  # noqa: N803 - the papers' letter
 
 
 @pytest.mark.parametrize("K", range(1, 6))
-def test_dtr_version_gap(K):  # noqa: N803
+def test_dtr_lateness(K):  # noqa: N803
     for numbering in ("paper", "real"):
         entries = tick_entries(dtr(K), 40, recompute=True, versions=numbering)
         seen = {(e.module, e.batch, e.what): e.version for e in entries}

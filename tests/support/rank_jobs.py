@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import unlatch
-from small_nets import CONV_SPLITS, conv_net, images
+from small_nets import CONV_SPLITS, conv_net, images, tanh_net, vectors
 
 Outcome = dict[str, Any]
 
@@ -68,6 +69,23 @@ def train_conv(method: Any, stages: int, sizes: tuple[int, ...] = (12, 12, 12, 5
 
 def train_conv_each(method: str, stage_counts: tuple[int, ...]) -> dict[int, Outcome]:
     return {stages: train_conv(method, stages) for stages in stage_counts}
+
+
+class Slow(nn.Module):
+    """Lets others run ahead as far as they can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.1)
+        return x
+
+
+def train_with_a_slow_stage(method: Any, batches: int) -> list[float | None]:
+    """Losses of four stages, the second of which is slow."""
+    model = tanh_net(4)
+    model[1].append(Slow())
+    settings = {"loss_fn": nn.functional.mse_loss, "optimizer": plain_sgd, "split": ["1", "2", "3"]}
+    with unlatch.parallelize(model, method, stages=4, sample=vectors(1)[0], **settings) as run:
+        return [r.loss for r in [run.step(x, y) for x, y in vectors(batches)] + run.flush()]
 
 
 def train_on_own_data(method: Any) -> None:

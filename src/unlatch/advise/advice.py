@@ -74,13 +74,13 @@ class Advice:
         """Plain lines, one per stage, the warning last.
 
         >>> for line in advise([1, 0], momentum=0.9, nesterov=True).table(): print(line)
-        stage   gap  in updates      a*  verdict
-            0     1         1.0   0.253  about bp
-            1     0         0.0   1.357  about bp
+        stage  lateness  in updates      a*  verdict
+            0         1         1.0   0.253  about bp
+            1         0         0.0   1.357  about bp
         """
-        lines = ["stage   gap  in updates      a*  verdict"]
-        for stage, (gap, limit, verdict) in enumerate(zip(self.lateness, self.limits, self.verdicts, strict=True)):
-            lines.append(f"{stage:>5} {gap:>5} {gap / self.microbatches:>11.1f} {limit:>7.3f}  {verdict}")
+        lines = ["stage  lateness  in updates      a*  verdict"]
+        for stage, (late, limit, verdict) in enumerate(zip(self.lateness, self.limits, self.verdicts, strict=True)):
+            lines.append(f"{stage:>5} {late:>9} {late / self.microbatches:>11.1f} {limit:>7.3f}  {verdict}")
         return lines if self.warning is None else [*lines, self.warning]
 
 
@@ -109,11 +109,11 @@ def advise(
     """
     limits = tuple(
         stability_limit(
-            gap, momentum=momentum, nesterov=nesterov, predictor=predictor, alpha=alpha, microbatches=microbatches
+            late, momentum=momentum, nesterov=nesterov, predictor=predictor, alpha=alpha, microbatches=microbatches
         )
-        for gap in lateness
+        for late in lateness
     )
-    verdicts = tuple(_verdict(gap, limit) for gap, limit in zip(lateness, limits, strict=True))
+    verdicts = tuple(_verdict(late, limit) for late, limit in zip(lateness, limits, strict=True))
     warning, cure = None, None
     worst = min(range(len(limits)), key=lambda stage: (verdicts[stage] == "about bp", limits[stage]), default=None)
     if worst is not None and verdicts[worst] != "about bp":
@@ -123,30 +123,30 @@ def advise(
     return Advice(tuple(lateness), limits, verdicts, microbatches, warning, cure)
 
 
-def _verdict(gap: int, limit: float) -> Verdict:
-    if gap == 0 or limit >= ABOUT_BP:
+def _verdict(lateness: int, limit: float) -> Verdict:
+    if lateness == 0 or limit >= ABOUT_BP:
         return "about bp"
     return "some loss" if limit >= SOME_LOSS else "large loss"
 
 
 def _cure(
-    gap: int, current: Cure, momentum: float, alpha: float, batch_size: int | None, may_nesterov: bool
+    lateness: int, current: Cure, momentum: float, alpha: float, batch_size: int | None, may_nesterov: bool
 ) -> Cure | None:
     """The smallest step up the ladder micro-batches (by the rule), prediction, more micro-batches that reaches BP."""
     nesterov = current.nesterov or may_nesterov
-    rule = max(current.microbatches, auto_microbatches(gap, batch_size))
-    ample = max(current.microbatches, auto_microbatches(2 * gap - 1, batch_size))
+    rule = max(current.microbatches, auto_microbatches(lateness, batch_size))
+    ample = max(current.microbatches, auto_microbatches(2 * lateness - 1, batch_size))
     predicting = current.predictor if predicts(current.predictor) else "geometric"
     ladder = [
-        (rule, predicting if wants_prediction(gap, rule) else current.predictor),
+        (rule, predicting if wants_prediction(lateness, rule) else current.predictor),
         (rule, predicting),
-        (ample, predicting if wants_prediction(gap, ample) else current.predictor),
+        (ample, predicting if wants_prediction(lateness, ample) else current.predictor),
         (ample, predicting),
     ]
     best: Cure | None = None
     for count, name in ladder:
         limit = stability_limit(
-            gap, momentum=momentum, nesterov=nesterov, predictor=name, alpha=alpha, microbatches=count
+            lateness, momentum=momentum, nesterov=nesterov, predictor=name, alpha=alpha, microbatches=count
         )
         if best is None or limit > best.limit:
             best = Cure(count, nesterov, name, limit, _changes(current, count, nesterov, name))

@@ -22,7 +22,7 @@ class Facts:
     **Arguments:**
 
     - `gradient`: `exact` (that of backpropagation), `late` (that of an older batch), or `local` (of a loss of its own).
-    - `gap`: micro-batches between the forward and the backward weights of stage 0; `staleness` the same in updates.
+    - `lateness`: micro-batches between forward and backward weights of stage 0; `staleness` the same in updates.
     - `kept`: what stays of a batch between its forward and its backward.
     - `weight_copies`: old, predicted or averaged weights beside the current ones, at stage 0.
     """
@@ -31,7 +31,7 @@ class Facts:
     summary: str
     gradient: GradientKind
     microbatches: int
-    gap: int
+    lateness: int
     staleness: float
     kept: str
     weight_copies: int
@@ -41,7 +41,7 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
     """Describe a method.
 
     >>> found = facts("pipedream", 4)
-    >>> found.gap, found.microbatches, found.staleness, found.weight_copies
+    >>> found.lateness, found.microbatches, found.staleness, found.weight_copies
     (3, 2, 1.5, 2)
     """
     method = _resolved(name, stages, microbatches)
@@ -52,7 +52,7 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
         summary=method.summary,
         gradient=method.gradient,
         microbatches=method.per_batch,
-        gap=round(staleness * method.per_update),
+        lateness=round(staleness * method.per_update),
         staleness=staleness,
         kept=method.keeps,
         weight_copies=method.weight_copies(stages),

@@ -77,7 +77,7 @@ def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
         "method",
         "gradient",
         "micro-batches",
-        "gap",
+        "lateness",
         "updates late",
         "weight copies",
         "kept for the backward",
@@ -88,7 +88,7 @@ def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
             one.name,
             one.gradient,
             str(one.microbatches),
-            str(one.gap),
+            str(one.lateness),
             f"{one.staleness:.3g}",
             str(one.weight_copies),
             one.kept,
@@ -98,7 +98,7 @@ def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
     )
     typer.echo(Table(heads, rows, left=(0, 1, 6, 7)).text())
     typer.echo(
-        f"\n{stages} stages. micro-batches: per batch, with one update. gap: micro-batches between the forward and the "
+        f"\n{stages} stages. micro-batches: per batch, with one update. lateness: micro-batches between forward and "
         "backward weights of stage 0.\nOne method in detail: unlatch methods NAME"
     )
 

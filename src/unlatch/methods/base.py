@@ -114,7 +114,7 @@ class Method(ABC):
 
     def staleness(self, stages: int) -> tuple[float, ...]:
         """Per stage, the mean number of updates between forward and backward that theory gives."""
-        return tuple(gap / self.per_update for gap in self.lateness(stages))
+        return tuple(late / self.per_update for late in self.lateness(stages))
 
     # ------------------------------------------------------------- what it plans
 
@@ -305,8 +305,8 @@ class Method(ABC):
         >>> get("pipedream", microbatches=2).weight_copies(4)
         2
         """
-        gap = round(self.staleness(stages)[0] * self.per_update)
-        return self.rules().weight_copies(max(version_lateness(gap, self.per_update)))
+        late = round(self.staleness(stages)[0] * self.per_update)
+        return self.rules().weight_copies(max(version_lateness(late, self.per_update)))
 
     def closed_form(self, stages: int) -> ClosedForm | str:
         """The recursion that defines the method, or why there is none."""

@@ -38,12 +38,19 @@ class Compose(Delayed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.order is not None and not callable(self.order):
+            raise ConfigError(
+                f"compose: order must be a function from the number of stages to a schedule, got {self.order!r}"
+            )
         self.rules()
 
     def schedule(self, stages: int) -> Schedule:
         if self.order is None:
             raise ConfigError("Compose needs order=, a function from the number of stages to a schedule")
-        return self.order(stages)
+        found = self.order(stages)
+        if not isinstance(found, Schedule):
+            raise ConfigError(f"compose: order must return a schedule, got {type(found).__name__} for {stages} stages")
+        return found
 
     def rules(self) -> Rules:
         return self._rules(activation(self.activations), backward_weights(self.weights))

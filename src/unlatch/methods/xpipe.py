@@ -59,7 +59,7 @@ class XPipe(Delayed):
     def lateness(self, stages: int) -> tuple[int, ...]:
         """Those of the first micro-batch of a mini-batch, in whole mini-batches: the others see the same weights."""
         parts = (stages if self.microbatches == "auto" else self.microbatches) * self.accumulate
-        return tuple(-(-gap // parts) * parts for gap in super().lateness(stages))
+        return tuple(-(-late // parts) * parts for late in super().lateness(stages))
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ class Dataflow:
         """Whether whoever computes the input gradient of `layer` applies the function's derivative of the one below."""
         return layer > 0 and self.layers[layer - 1].factor and self.layers[layer - 1].elementwise is None
 
-    def couriers(self, layer: int) -> list[Place]:
+    def weight_receivers(self, layer: int) -> list[Place]:
         """Devices that are sent weights, each with the slot in which it needs them first."""
         return [Place(step.place.device, step.place.slot) for step in self._users_of_weights(layer)]
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
 from ..nn.tree import batch_size, copied, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Schedule
-from ..transport.mail import DATA, Mail, Message, Micro
+from ..transport.mail import Mail, Message, Micro
 from ..transport.wire import dense_tree
 from .events import Event, Recorder
 from .stage import Stage
@@ -114,7 +114,7 @@ class Engine:
         self.devices = devices or (0,) * schedule.stations
         self._tasks = [self._resolve(entry) for entry in schedule.entries]
         own = [(task, entry) for task, entry in zip(self._tasks, schedule.entries, strict=True) if task is not None]
-        self._inlets = [task.entry.station for task, _ in own if (DATA, task.entry.station) in task.takes]
+        self._inlets = [(p.name, e.station) for _, e in own for p in e.takes if p.station == OUTSIDE]
         self.lowest = min(self.stations)
         self.holds_first = 0 in self.stations
         #: Whether the caller of this process is asked for batches.
@@ -309,8 +309,8 @@ class Engine:
                 self._micros[self._fed + index] = micro
             else:
                 self._own[self._fed + index] = micro
-            for station in self._inlets:
-                self.mail.post(Message(DATA, station, micro, (xi, yi)))
+            for name, station in self._inlets:
+                self.mail.post(Message(name, station, micro, (xi, yi)))
         if ends:
             self._update, self._in_update = self._update + 1, 0
         return len(pieces)
@@ -402,7 +402,7 @@ def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:
         subject = f"the auxiliary work {kind} ({getattr(task.work, '__name__', kind)}) of {subject}"
     elif kind.cost != "update":
         subject = f"the {'forward' if kind.cost == 'forward' else 'backward'} of {subject}"
-    return StageFailed(f"stage {task.entry.station} failed in {subject}: {type(error).__name__}: {error}")
+    return StageFailed(f"{task.station.title} failed in {subject}: {type(error).__name__}: {error}")
 
 
 def _first_entries(schedule: Schedule, devices: Sequence[int]) -> dict[int, Entry]:

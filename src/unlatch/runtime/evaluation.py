@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DataError
 from ..nn.tree import batch_size, map_tensors
 from ..schedule import OUTSIDE, Entry, Kind, Periodic, Port
-from ..transport.mail import ACK, DATA, EVALUATE, Mail, Micro
+from ..transport.mail import ACK, EVALUATE, Mail, Micro
 from .engine import Engine
 from .station import Operation, Station
 
@@ -31,7 +31,8 @@ def evaluation_schedule(stages: int) -> Periodic:
     """
     entries = []
     for stage in range(stages):
-        takes = Port(EVALUATE, stage - 1) if stage else Port(DATA, OUTSIDE)
+        # Not the box of training's data: some may wait there.
+        takes = Port(EVALUATE, stage - 1 if stage else OUTSIDE)
         gives = (Port(EVALUATE, stage + 1),) if stage < stages - 1 else ()
         entries.append(Entry(E, stage, 0, (takes,), gives))
     for stage in reversed(range(stages)):

@@ -1,10 +1,10 @@
-"""What is measured at a stage while it computes: bytes, versions, how well inputs are reconstructed."""
+"""What is measured at a stage while it computes: bytes, versions, how well inputs are reconstructed; who looks on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
@@ -12,10 +12,14 @@ from ..nn.chain import Block, StageChain
 from ..nn.inverse_check import check_blocks
 from ..nn.tree import Tree, unflatten
 from ..rules.kept import Kept
+from ..transport.mail import Micro
 from .metering import PeakMeter, Scale
 from .reconstruction import Reconstruction
 
-__all__ = ["Measured"]
+if TYPE_CHECKING:
+    from .stage import Stage
+
+__all__ = ["Measured", "Observer"]
 
 _COUNTS = ("kept_bytes", "peak_bytes", "peak_versions", "stored_bytes", "most_in_flight")
 
@@ -105,6 +109,16 @@ class Measured:
         self.reconstruction.history.extend(tuple(pair) for pair in state["errors"])
         self.reconstruction.worst = state["worst"]
         self.inverse_checked = state["inverse_checked"]
+
+
+class Observer(Protocol):
+    """Whoever looks over a stage's shoulder, such as a probe of gradients. Must leave everything as it is."""
+
+    def forward(self, stage: Stage, micro: Micro, inputs: Tree, target: Tree) -> None:
+        """A forward begins; the stage's parameters show the weights that it will see."""
+
+    def update(self, stage: Stage, batches: int) -> None:
+        """Gradients of `batches` batches, summed in `.grad`, are about to be applied."""
 
 
 def _shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

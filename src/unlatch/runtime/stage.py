@@ -22,7 +22,7 @@ from ..rules.kept import Kept
 from ..rules.updates import StagePlace
 from ..rules.weights import weights_at
 from ..transport.mail import Micro
-from .observer import Observer
+from .measuring import Observer
 from .passes import Passes, StageOptions
 from .updating import Updater
 
@@ -73,7 +73,8 @@ class Stage(Passes):
         self.updater.views = (self.forward_view, self.backward_view, self.gradient_view)
         self.seen = 0
         self.observer: Observer | None = None
-        self._kept: dict[int, Kept] = {}
+        #: What is kept of micro-batches under way, by their id.
+        self.kept: dict[int, Kept] = {}
         self._batches = 0
 
     @property
@@ -98,8 +99,8 @@ class Stage(Passes):
             if self.observer is not None:
                 self.observer.forward(self, micro, inputs, target)
             outputs = self.activation.forward(self, kept)
-        self._kept[micro.id] = kept
-        self.forward_done(len(self._kept))
+        self.kept[micro.id] = kept
+        self.forward_done(len(self.kept))
         return None if self.last else map_tensors(Tensor.detach, outputs)
 
     @contextmanager
@@ -136,7 +137,7 @@ class Stage(Passes):
         - `outputs`: the output itself, which a reversible stage starts from.
         - `again`: whether the same micro-batch will go backward once more; its graph is kept.
         """
-        kept = self._kept[micro.id]
+        kept = self.kept[micro.id]
         age = self.version - kept.version
         if cotangent is not None:
             cotangent = self.gradient_view.received(cotangent, age)
@@ -148,7 +149,7 @@ class Stage(Passes):
 
     def backward_input(self, micro: Micro, cotangent: Gradients | None = None, outputs: Tree = None) -> Returned:
         """First half of a backward: only the gradient of the stage's input; the weights' half can wait."""
-        kept = self._kept[micro.id]
+        kept = self.kept[micro.id]
         if cotangent is not None:
             cotangent = self.gradient_view.received(cotangent, self.version - kept.version)
         with self._backward_weights(kept):
@@ -156,7 +157,7 @@ class Stage(Passes):
 
     def backward_weights(self, micro: Micro) -> None:
         """Second half of a backward: add the gradients of the weights."""
-        kept = self._kept[micro.id]
+        kept = self.kept[micro.id]
         assert kept.pending is not None
         with self._backward_weights(kept), self.gradient_view.collecting(self.version - kept.version):
             kept.pending.weight_gradients()
@@ -167,7 +168,7 @@ class Stage(Passes):
         return self._showing(self.backward_view.shown(kept, self.version))
 
     def _forget(self, micro: Micro) -> None:
-        self.weighed(self._kept.pop(micro.id), 0)
+        self.weighed(self.kept.pop(micro.id), 0)
         if micro.index == micro.count - 1:
             self._batches += 1
 
@@ -178,7 +179,7 @@ class Stage(Passes):
         batches, self._batches = self._batches, 0
         if self.observer is not None:
             self.observer.update(self, batches)
-        held = {kept.version for kept in self._kept.values() if kept.needs_old_weights}
+        held = {kept.version for kept in self.kept.values() if kept.needs_old_weights}
         stashed = self.backward_view.holds_storage and bool(held)
         self.updater.step(batches, elsewhere=stashed or self.forward_view.holds_storage)
         if stashed:
@@ -202,7 +203,7 @@ class Stage(Passes):
             {
                 "module": dict(self.module.state_dict()),
                 "updater": self.updater.state(),
-                "kept": [{"micro": asdict(kept.micro), **kept.state()} for kept in self._kept.values()],  # type: ignore[call-overload]
+                "kept": [{"micro": asdict(kept.micro), **kept.state()} for kept in self.kept.values()],  # type: ignore[call-overload]
                 "batches": self._batches,
                 "seen": self.seen,
                 "loss": self.loss,
@@ -216,12 +217,12 @@ class Stage(Passes):
         state = copied(state)
         self.module.load_state_dict(state["module"])
         self.updater.load(state["updater"])
-        self._kept = {}
+        self.kept = {}
         for saved in state["kept"]:
             kept = Kept.from_state(Micro(**saved["micro"]), saved)
             if saved["graph"]:
                 with self._backward_weights(kept), self.backward_view.recording(kept, replay=saved["saved"]):
                     self.activation.rebuild(self, kept, saved["pending"])
-            self._kept[kept.micro.id] = kept
+            self.kept[kept.micro.id] = kept
         self._batches, self.seen, self.loss = state["batches"], state["seen"], state["loss"]
         self.load_measured(state["measured"])

@@ -35,6 +35,11 @@ class Station:
         #: Losses of micro-batches under way, by id: those of the process, which the engine shares out.
         self.losses: dict[int, float] = {}
 
+    @property
+    def title(self) -> str:
+        """What errors call it."""
+        return f"stage {self.index}"
+
     def operations(self) -> Mapping[Kind, Operation]:
         """What it does for each kind of entry. Asked once, when the run is built."""
         return {}

@@ -15,6 +15,12 @@ from .validity import check_schedule, interleave
 __all__ = ["Buffers", "buffers", "staleness", "steady_buffers", "versions"]
 
 
+#: An update at which every warm-up is over.
+_LATE = 10**6
+#: Batches that show exceptions which come regularly.
+_EXCEPTIONS = 16
+
+
 def versions(streams: Streams) -> dict[Action, int]:
     """Give, for every action, how many updates its station has made before.
 
@@ -93,6 +99,8 @@ def buffers(streams: Streams) -> Buffers:
 def steady_buffers(schedule: Schedule, microbatches: int = 1, accumulate: int = 1) -> Buffers:
     """The buffers of a run that is long enough to show the most; a schedule that cannot be executed is refused.
 
+    Where entries depend on the batch, a run at the beginning, one with new samples and one much later are looked at.
+
     **Arguments:** `microbatches`, `accumulate`: parts of a batch, and batches per update.
 
     >>> from .periodic import ticked
@@ -101,7 +109,17 @@ def steady_buffers(schedule: Schedule, microbatches: int = 1, accumulate: int = 
     """
     # Long enough that the pipeline is full and every update and every second batch of a kind has been seen.
     batches = max(2 * accumulate, -(-2 * (schedule.depth + 1) // microbatches), 2)
-    return buffers(check_schedule(schedule, [microbatches] * batches, accumulate))
+    conditional = any(entry.when is not None for entry in schedule.entries)
+    groups = [microbatches] * (max(batches, _EXCEPTIONS) if conditional else batches)
+    found = [buffers(check_schedule(schedule, groups, accumulate))]
+    if conditional:
+        # What is done only for new samples, or only after a warm-up.
+        found.append(buffers(check_schedule(schedule, groups, accumulate, fresh=lambda batch: True)))
+        found.append(buffers(check_schedule(schedule, groups, accumulate, first=_LATE)))
+    return Buffers(
+        tuple(max(counts) for counts in zip(*(one.in_flight for one in found), strict=True)),
+        {route: max(one.room.get(route, 0) for one in found) for one in found for route in one.room},
+    )
 
 
 def _in_flight(stream: Sequence[Action]) -> int:

@@ -42,13 +42,15 @@ class Periodic(Schedule):
     def __post_init__(self) -> None:
         if self.stages < 1:
             raise ScheduleError(f"expected at least 1 stage, got {self.stages}")
+        if not self.entries:
+            raise ScheduleError("the schedule lists no entries: expected at least one for every stage")
         for entry in self.entries:
             if entry.offset < 0 or entry.station < 0:
                 raise ScheduleError(f"entry {entry} at offset {entry.offset}: stations and slots count from 0")
 
     @cached_property
     def depth(self) -> int:
-        return max((entry.offset for entry in self.entries), default=0)
+        return max(entry.offset for entry in self.entries)
 
     @cached_property
     def _due(self) -> list[tuple[int, int]]:

@@ -63,11 +63,14 @@ def update_ends(groups: Sequence[int], accumulate: int = 1) -> dict[int, int]:
 
 
 def moments(
-    groups: Sequence[int], accumulate: int = 1, fresh: Callable[[int], bool] | None = None
+    groups: Sequence[int], accumulate: int = 1, fresh: Callable[[int], bool] | None = None, first: int = 0
 ) -> list[_Facts]:
     """What entries may depend on, for every micro-batch of a run. An incomplete accumulation at its end has no end.
 
-    **Arguments:** `fresh`: whether a batch holds samples that were not met before; by default none does.
+    **Arguments:**
+
+    - `fresh`: whether a batch holds samples that were not met before; by default none does.
+    - `first`: updates that were made before the run, which begins with an empty pipeline.
     """
     update_ends(groups, accumulate)  # refuses runs without batches
     found: list[_Facts] = []
@@ -75,7 +78,8 @@ def moments(
         update, place = divmod(batch, accumulate)
         new = fresh is not None and fresh(batch)
         for index in range(count):
-            found.append(_Facts(batch, update, place == accumulate - 1 and index == count - 1, new))
+            ends = place == accumulate - 1 and index == count - 1
+            found.append(_Facts(first * accumulate + batch, first + update, ends, new))
     return found
 
 
@@ -84,6 +88,7 @@ def unroll(
     groups: Sequence[int],
     accumulate: int = 1,
     fresh: Callable[[int], bool] | None = None,
+    first: int = 0,
 ) -> Iterator[Action]:
     """Yield the global order of a run over batches of `groups` micro-batches, updates and drain included.
 
@@ -93,7 +98,7 @@ def unroll(
     >>> " ".join(map(str, unroll(ticked(2), [1, 1])))
     '0F0 1F0 1B0 1U0 0F1 1F1 1B1 1U1 0B0 0U0 0B1 0U1'
     """
-    facts = moments(groups, accumulate, fresh)
+    facts = moments(groups, accumulate, fresh, first)
     entries = schedule.entries
     always = [entry.when is None and entry.per == "micro" for entry in entries]
 
@@ -139,6 +144,7 @@ def streams(
     accumulate: int = 1,
     devices: Sequence[int] | None = None,
     fresh: Callable[[int], bool] | None = None,
+    first: int = 0,
 ) -> list[list[Action]]:
     """Give what each station (or each device) does in a whole run, in order.
 
@@ -147,13 +153,13 @@ def streams(
     - `groups`: number of micro-batches of each batch.
     - `accumulate`: batches per update.
     - `devices`: for each station the number of its device; by default every station has its own.
-    - `fresh`: as in `moments`.
+    - `fresh`, `first`: as in `moments`.
 
     >>> from .periodic import ticked
     >>> [" ".join(map(str, stream)) for stream in streams(ticked(2), [1, 1])]
     ['0F0 0F1 0B0 0U0 0B1 0U1', '1F0 1B0 1U0 1F1 1B1 1U1']
     """
-    return place(unroll(schedule, groups, accumulate, fresh), devices or range(schedule.stations))
+    return place(unroll(schedule, groups, accumulate, fresh, first), devices or range(schedule.stations))
 
 
 def resolved(streams: Streams) -> Streams:

@@ -2,8 +2,9 @@
 
 On one direction of curvature c the update of a stage whose gradients come from older weights is a linear recursion in
 a = lr x c. Its limit a* is the first a at which a mode of the recursion leaves the unit circle. Micro-batch `b` runs
-forward at `U((b - gap) // M)` and updates `U(b // M)`, so the M micro-batches of one update see version lateness
-`ceil((gap - j) / M)`, j = 0..M-1, the same in every period: counted in updates the recursion does not depend on time.
+forward at `U((b - lateness) // M)` and updates `U(b // M)`, so the M micro-batches of one update see versions that are
+`ceil((lateness - j) / M)` updates old, j = 0..M-1, the same in every period: counted in updates the recursion does not
+depend on time.
 
 With w the weights and g the summed gradient as z-transforms, w = -P(z) g for the optimizer and g = a A(z) w + a B(z) g
 for delay and prediction. Modes solve 1 + a L(z) = 0 with L = P A - B, so a mode sits on the unit circle exactly where
@@ -51,17 +52,17 @@ def geometric_factor(momentum: float, steps: float) -> float:
     return float(steps) if momentum == 1.0 else momentum * (1.0 - momentum**steps) / (1.0 - momentum)
 
 
-def version_lateness(gap: int, microbatches: int) -> tuple[int, ...]:
+def version_lateness(lateness: int, microbatches: int) -> tuple[int, ...]:
     """Updates between forward and backward weights, for each micro-batch of one update.
 
     >>> version_lateness(5, 4)
     (2, 1, 1, 1)
     """
-    return tuple(-((j - gap) // microbatches) for j in range(microbatches))
+    return tuple(-((j - lateness) // microbatches) for j in range(microbatches))
 
 
 def stability_limit(
-    gap: int,
+    lateness: int,
     *,
     momentum: float = 0.9,
     nesterov: bool = False,
@@ -73,7 +74,7 @@ def stability_limit(
 
     **Arguments:**
 
-    - `gap`: micro-batches that pass between the weights a micro-batch runs forward with and those it updates.
+    - `lateness`: micro-batches that pass between the weights a micro-batch runs forward with and those it updates.
     - `momentum`, `nesterov`: as in `torch.optim.SGD`.
     - `predictor`: which weights the forward runs at; names as in `unlatch.rules.predict`. `geometric` extends the last
       step `W_n - W_{n-1}` by `geometric_factor`; `coasting` and `linear` extend the momentum buffer. With heavy-ball
@@ -87,13 +88,14 @@ def stability_limit(
     name = predictor or "none"
     if name not in PREDICTORS:
         raise ConfigError(f"no stability model for predictor {name!r}: expected one of {', '.join(PREDICTORS)}")
-    if gap < 0 or microbatches < 1:
+    if lateness < 0 or microbatches < 1:
         raise ConfigError(
-            f"gap {gap} with {microbatches} micro-batches: expected a gap >= 0 and at least 1 micro-batch"
+            f"lateness {lateness} with {microbatches} micro-batches: "
+            "expected a lateness of at least 0 and at least 1 micro-batch"
         )
     if not 0.0 <= momentum < 1.0:
         raise ConfigError(f"momentum {momentum}: expected 0 <= momentum < 1")
-    return _first_crossing(version_lateness(gap, microbatches), momentum, nesterov, name, alpha)
+    return _first_crossing(version_lateness(lateness, microbatches), momentum, nesterov, name, alpha)
 
 
 def _displacement(name: str, momentum: float, nesterov: bool, steps: int) -> tuple[float, float, float]:
@@ -115,10 +117,10 @@ def _displacement(name: str, momentum: float, nesterov: bool, steps: int) -> tup
 
 
 @lru_cache(maxsize=4096)
-def _first_crossing(lateness: tuple[int, ...], momentum: float, nesterov: bool, name: str, alpha: float) -> float:
+def _first_crossing(updates: tuple[int, ...], momentum: float, nesterov: bool, name: str, alpha: float) -> float:
     terms = [
-        (gap, count / len(lateness), *(alpha * c for c in _displacement(name, momentum, nesterov, gap)))
-        for gap, count in Counter(lateness).items()
+        (late, count / len(updates), *(alpha * c for c in _displacement(name, momentum, nesterov, late)))
+        for late, count in Counter(updates).items()
     ]
 
     def gain(theta: npt.NDArray[np.float64]) -> _Complex:
@@ -127,13 +129,13 @@ def _first_crossing(lateness: tuple[int, ...], momentum: float, nesterov: bool, 
         optimizer = numerator / ((z - 1.0) * (z - momentum))
         step, velocity = (z - 1.0) / z, (z - 1.0) / numerator
         total: _Complex = np.zeros_like(z)
-        for gap, weight, on_step, on_velocity, on_gradient in terms:
+        for late, weight, on_step, on_velocity, on_gradient in terms:
             forward = 1.0 + on_step * step + on_velocity * velocity
-            total += weight * z**-gap * (forward * optimizer + on_gradient / z)
+            total += weight * z**-late * (forward * optimizer + on_gradient / z)
         return total
 
-    # The gain turns about max(lateness) + 2 times over half the circle; near 0 it varies on the scale of 1 - momentum.
-    grid = np.union1d(np.geomspace(1e-7, 0.1, 400), np.linspace(0.01, math.pi, 64 * (max(lateness) + 4)))
+    # The gain turns about max(updates) + 2 times over half the circle; near 0 it varies on the scale of 1 - momentum.
+    grid = np.union1d(np.geomspace(1e-7, 0.1, 400), np.linspace(0.01, math.pi, 64 * (max(updates) + 4)))
     sign = np.signbit(gain(grid).imag)
     turns = np.flatnonzero(sign[1:-1] != sign[:-2])
     low, high, below = grid[turns], grid[turns + 1], sign[turns]
@@ -146,15 +148,15 @@ def _first_crossing(lateness: tuple[int, ...], momentum: float, nesterov: bool, 
     return float(np.min(-1.0 / real[real < 0.0], initial=math.inf))
 
 
-def auto_microbatches(gap: int, batch_size: int | None = None) -> int:
-    """Micro-batches per update for the oldest gap: the gap rounded down to a power of two, at least 1.
+def auto_microbatches(lateness: int, batch_size: int | None = None) -> int:
+    """Micro-batches per update for the largest lateness: that rounded down to a power of two, at least 1.
 
     With a known `batch_size` never so many that a micro-batch has fewer than 8 samples (batch statistics suffer).
 
-    >>> [auto_microbatches(gap) for gap in (0, 1, 3, 5, 9, 14)], auto_microbatches(9, batch_size=40)
+    >>> [auto_microbatches(late) for late in (0, 1, 3, 5, 9, 14)], auto_microbatches(9, batch_size=40)
     ([1, 1, 2, 4, 8, 8], 4)
     """
-    wanted = gap if batch_size is None else min(gap, batch_size // FEWEST_SAMPLES)
+    wanted = lateness if batch_size is None else min(lateness, batch_size // FEWEST_SAMPLES)
     return 1 << (max(1, wanted).bit_length() - 1)
 
 
@@ -167,6 +169,6 @@ def predicts(predictor: str | None) -> bool:
     return predictor not in (None, "none")
 
 
-def wants_prediction(gap: int, microbatches: int) -> bool:
+def wants_prediction(lateness: int, microbatches: int) -> bool:
     """Whether prediction is worth having: the delay exceeds 1.5 updates; below that it rather takes stability away."""
-    return gap / microbatches > 1.5
+    return lateness / microbatches > 1.5

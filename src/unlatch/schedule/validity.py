@@ -8,7 +8,7 @@ they were sent, so the newest micro-batch that passed says everything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import ScheduleError
 from .entries import Action, Entry, Kind, Route, Schedule, chain_entry
@@ -51,10 +51,16 @@ class Progress:
                 self._takers[route] = entry.kind
             for route in entry.outgoing:
                 self._givers[route] = entry.kind
-        for route in {*self._takers, *self._givers}:
+        senders: dict[tuple[str, int], int] = {}
+        for route in sorted({*self._takers, *self._givers}):
             _, sender, receiver = route
             if not (0 <= sender < len(home) and 0 <= receiver < len(home)):
                 raise ScheduleError(f"message {route[0]!r} goes from station {sender} to {receiver}: no such station")
+            if (other := senders.setdefault((route[0], receiver), sender)) != sender:
+                raise ScheduleError(
+                    f"station {receiver} takes a message {route[0]!r} from station {other} and one from {sender}: "
+                    "messages of one name share a box, so give them two names"
+                )
             limit = slots.get(route, 1) if isinstance(slots, Mapping) else slots
             self.slots[route] = None if home[sender] == home[receiver] else limit
             self.newest[route], self._under_way[route] = -1, []
@@ -88,8 +94,18 @@ class Progress:
         entry = action.entry
         assert entry is not None
         for route in entry.incoming:
+            name, sender, _ = route
+            waiting = self._under_way[route]
+            if not waiting:
+                raise ScheduleError(f"{action} takes message {name!r} of station {sender}, which was taken before")
+            if waiting[0] != action.micro:
+                raise ScheduleError(
+                    f"{action} takes message {name!r} of micro-batch {action.micro} from station {sender}, but that of "
+                    f"{waiting[0]} comes next: one entry takes a message, and both sides must agree for which "
+                    "micro-batches they are due"
+                )
             self.taken[route] += 1
-            self._under_way[route].pop(0)
+            waiting.pop(0)
         for route in entry.outgoing:
             self.newest[route] = action.micro
             self.sent[route] += 1
@@ -197,8 +213,16 @@ def _check(streams: Streams, slots: int | Mapping[Route, int] | None, chain: boo
         pass
 
 
-def check_schedule(schedule: Schedule, groups: Sequence[int], accumulate: int = 1) -> list[list[Action]]:
+def check_schedule(
+    schedule: Schedule,
+    groups: Sequence[int],
+    accumulate: int = 1,
+    fresh: Callable[[int], bool] | None = None,
+    first: int = 0,
+) -> list[list[Action]]:
     """`check` a run of a schedule over batches of `groups` micro-batches, with as much room for messages as they need.
+
+    **Arguments:** `fresh`, `first`: as in `moments`.
 
     **Returns:** its streams, one per station.
 
@@ -206,14 +230,15 @@ def check_schedule(schedule: Schedule, groups: Sequence[int], accumulate: int = 
     >>> len(check_schedule(OneFOneB(2), [4, 4]))
     2
     """
-    found = streams(schedule, groups, accumulate)
+    found = streams(schedule, groups, accumulate, fresh=fresh, first=first)
     done = {id(action.entry) for stream in found for action in stream}
     for entry in schedule.entries:
         if entry.when is None and id(entry) not in done:
             raise ScheduleError(f"station {entry.station} never does {entry}, which the schedule lists")
     # A lone layer without an input gradient looks like a stage that forgot it; only what is listed tells them apart.
     backward = {entry.station for entry in schedule.entries if entry.kind in (Kind.B, Kind.I)}
-    _check(found, None, _is_chain(schedule.entries) and len(backward) == schedule.stations)
+    alone = any(entry.kind is Kind.W and entry.station not in backward for entry in schedule.entries)
+    _check(found, None, _is_chain(schedule.entries) and not alone)
     return found
 
 
@@ -251,6 +276,7 @@ def check_order(order: Iterable[Action]) -> None:
 
 def _check_station(station: int, stream: Sequence[Action]) -> None:
     newest: dict[int, int] = {}
+    done: set[tuple[Kind, int]] = set()
     forwards: set[int] = set()
     unapplied = -1
     has_updates = any(a.kind.cost == "update" for a in stream)
@@ -263,6 +289,12 @@ def _check_station(station: int, stream: Sequence[Action]) -> None:
                 + excerpt([stream], {0: position})
             )
         newest[id(action.entry)] = action.micro
+        if (action.kind, action.micro) in done:
+            raise ScheduleError(
+                f"station {station} does {action} a second time: entries of one kind must exclude each other\n"
+                + excerpt([stream], {0: position})
+            )
+        done.add((action.kind, action.micro))
         if action.kind.cost == "forward":
             forwards.add(action.micro)
         elif action.kind.cost in _GRADIENTS:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..nn.tree import Tree, flatten, unflatten
+from ..nn.tree import Tree, copied, flatten, unflatten
 
 __all__ = ["Compensation"]
 
@@ -34,6 +35,14 @@ class Compensation:
     def is_empty(self) -> bool:
         """Whether no batch waits for others to be joined with."""
         return not self._waiting
+
+    def state(self) -> list[tuple[Tree, Tree]]:
+        """Copies of the batches that wait."""
+        return list(copied(self._waiting))
+
+    def load(self, state: Sequence[tuple[Tree, Tree]]) -> None:
+        """Take over what `state` returned."""
+        self._waiting = list(copied(list(state)))
 
     def rest(self) -> tuple[Tree, Tree] | None:
         """What has been collected so far, joined; `None` if nothing."""

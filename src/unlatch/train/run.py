@@ -211,11 +211,12 @@ class Run:
 
         A run that is built alike and takes it over with `restore` goes on bit for bit as this one does.
         """
-        return self._engine.state()
+        return {**self._engine.state(), "joining": self._compensation.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where the run was whose `state` this is; nothing may be under way here."""
         self._engine.load(state)
+        self._compensation.load(state["joining"])
 
     def save(self, path: str | Path, progress: Mapping[str, int] | None = None) -> None:
         """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch.

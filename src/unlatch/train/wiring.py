@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..errors import PlanError
+from ..errors import PlanError, ScheduleError
 from ..methods import Method
 from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
@@ -42,6 +42,11 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
     world = blueprint.world
     schedule = method.program(blueprint)
     devices = [blueprint.ranks[device] for device in method.placement(blueprint)]
+    if schedule.stations != len(devices):
+        raise ScheduleError(
+            f"the schedule is for {schedule.stations} station(s), but {method.name} has {len(devices)} for stages="
+            f"{blueprint.stages}: a schedule must be made for the number of stages that it is asked for"
+        )
     evaluation = evaluation_schedule(schedule.stages)
     links: dict[int, Link] = {}
 
@@ -84,9 +89,16 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
 
 
 def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:
-    """Refuse a schedule that cannot be executed; otherwise tell how many messages each box must hold."""
+    """Refuse a schedule that cannot be executed; otherwise tell how many messages each box must hold.
+
+    Where entries depend on the batch, nothing is told: messages pile up most where one kind of batch follows another,
+    and which follow is not known before.
+    """
+    found = steady_buffers(schedule, parts, accumulate)
     room: dict[tuple[str, int], int] = {}
-    for (name, _, receiver), count in steady_buffers(schedule, parts, accumulate).room.items():
+    if any(entry.when is not None for entry in schedule.entries):
+        return room
+    for (name, _, receiver), count in found.room.items():
         # The end of the data is announced by one more.
         room[name, receiver] = count + 1
     return room

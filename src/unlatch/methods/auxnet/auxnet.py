@@ -124,6 +124,13 @@ class AuxNet(BorderMethod):
         if self.multiplier == "synthesiser" and self.kappa_input:
             raise ConfigError("auxnet: guessed multipliers are known only to the stage below: kappa_input must be 0")
         whole = self.accumulate == 1 and self.microbatches in ("auto", 1)
+        between = self.serial_every > 0 or self.serial_from is not None or self.serial_first % self.accumulate
+        if not whole and between and self.multiplier == "replay":
+            raise ConfigError(
+                "auxnet: with replay a stage handles a batch later than it trains a serial one, so that an update of "
+                "several (micro-)batches would mix both: leave out serial_every and serial_from, let serial_first end "
+                "with an update, or use one update per batch without micro-batches"
+            )
         if not whole and (self.multiplier == "rebuild" or self.aux_steps > 1 or self.shared):
             raise ConfigError(
                 'auxnet: multiplier="rebuild", aux_steps and shared need one update per batch: no accumulate, '

@@ -7,8 +7,7 @@ same random numbers and without counting in running statistics; this is the pric
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...nn.tree import Tree, flatten, unflatten
 from ...rules.weights import weights_at
+from ...runtime.passes import autocast
 from ...runtime.stage import Gradients, StageOptions
 from ...transport.mail import Micro
 
@@ -79,7 +79,7 @@ class GraphAway:
             weights_at(self.params, weights),
             replayable(self.options.seed, self.layer, micro.id),
             self._statistics,
-            self._autocast(),
+            autocast(self.options.precision),
         ):
             outputs = flatten(self.module(unflatten(spec, leaves)))[0]
             pairs = [(y, g) for y, g in zip(outputs, cotangent, strict=True) if g is not None and y.requires_grad]
@@ -91,6 +91,3 @@ class GraphAway:
         rest = iter(found)
         input_gradients = [next(rest) if t.requires_grad else None for t in leaves]
         return Both(input_gradients, list(rest))
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if self.options.precision == "bf16" else nullcontext()

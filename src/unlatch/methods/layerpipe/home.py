@@ -32,7 +32,7 @@ class Home(Stage):
     - `layer`: its place among the layers, which random numbers depend on; `index` also counts devices without one.
     - `tasks`: where the tasks of the layer are done.
     - `last`: whether the loss follows.
-    - `couriers`: to how many devices its weights are sent for each micro-batch.
+    - `weight_receivers`: to how many devices its weights are sent for each micro-batch.
     - `factor`: on every learning rate.
     """
 
@@ -47,7 +47,7 @@ class Home(Stage):
         layer: int,
         tasks: LayerTasks,
         last: bool,
-        couriers: int = 0,
+        weight_receivers: int = 0,
         factor: float = 1.0,
         delay: int = 0,
     ) -> None:
@@ -57,7 +57,7 @@ class Home(Stage):
         # Unless its graph ends with the loss, that is computed beside it.
         self.last = last and tasks.kind == "whole"
         self.updater.factor = factor
-        self._weight_uses = couriers + sum(d.device == tasks.home for d in tasks.input_gradient)
+        self._weight_uses = weight_receivers + sum(d.device == tasks.home for d in tasks.input_gradient)
         self._uses_left: dict[int, int] = {}
         self._awaited: set[int] = set()
 
@@ -86,7 +86,7 @@ class Home(Stage):
 
     def behind(self, micro: Micro) -> int:
         """Updates since the forward of a micro-batch."""
-        return self.version - self._kept[micro.id].version
+        return self.version - self.kept[micro.id].version
 
     def receive(self, micro: Micro, gradients: Gradients) -> None:
         """Add the gradients of a micro-batch that were computed elsewhere, or without `.grad`."""
@@ -100,7 +100,7 @@ class Home(Stage):
 
     def send_weights(self, micro: Micro) -> list[Tensor]:
         """The weights that a task elsewhere must see; they never change afterwards."""
-        kept = self._kept[micro.id]
+        kept = self.kept[micro.id]
         shown = self.backward_view.weights(kept, self.version, lasting=True)
         # What the next update writes into must not travel.
         values = [t.clone() if t.data_ptr() == p.data_ptr() else t for t, p in zip(shown, self.params, strict=True)]
@@ -117,7 +117,7 @@ class Home(Stage):
 
     def _enter(self, micro: Micro, kept: Kept) -> None:
         """Begin to count the uses of what is kept."""
-        self._kept[micro.id] = kept
+        self.kept[micro.id] = kept
         self._uses_left[micro.id] = self._weight_uses
         self._awaited.add(micro.id)
 
@@ -129,9 +129,9 @@ class Home(Stage):
         """Let go of weights after their last use, and of everything once the gradient has come as well."""
         if self._uses_left[micro.id]:
             return
-        self._kept[micro.id].weights = None
+        self.kept[micro.id].weights = None
         if micro.id not in self._awaited:
-            self.weighed(self._kept.pop(micro.id), 0)
+            self.weighed(self.kept.pop(micro.id), 0)
             del self._uses_left[micro.id]
 
 
@@ -156,7 +156,7 @@ class GraphHome(Home):
         places = (*self.tasks.input_gradient, self.tasks.weight_gradient)
         if any(place.device == self.tasks.home for place in places):
             outputs = super().forward(micro, inputs)
-            self._enter(micro, self._kept[micro.id])
+            self._enter(micro, self.kept[micro.id])
             return outputs
         leaves, spec = flatten(inputs)
         kept = Kept(micro, self.version, [t.detach() for t in leaves], spec)
@@ -167,7 +167,7 @@ class GraphHome(Home):
         return map_tensors(Tensor.detach, outputs)
 
     def input_gradient(self, micro: Micro, cotangent: Gradients | None) -> Gradients:
-        inputs = self._kept[micro.id].inputs
+        inputs = self.kept[micro.id].inputs
         found = iter(self._differentiate(micro, cotangent, [t for t in inputs if t.requires_grad]))
         gradients = [next(found) if t.requires_grad else None for t in inputs]
         self._used(micro)
@@ -177,7 +177,7 @@ class GraphHome(Home):
         return self._differentiate(micro, cotangent, self.params)
 
     def _differentiate(self, micro: Micro, cotangent: Gradients | None, wanted: Sequence[Tensor]) -> Gradients:
-        kept = self._kept[micro.id]
+        kept = self.kept[micro.id]
         with self._backward_weights(kept):
             roots, grads, _ = self.activation.roots(self, kept, cotangent)
             found = torch.autograd.grad(roots, wanted, grads, allow_unused=True) if roots and wanted else None
@@ -222,7 +222,7 @@ class LinearHome(Home):
             return [*self.linear.weight_gradients(delta, inputs)]
 
     def _seen_by_backward(self, micro: Micro) -> list[Tensor]:
-        return self.backward_view.weights(self._kept[micro.id], self.version)
+        return self.backward_view.weights(self.kept[micro.id], self.version)
 
     def uses_state(self) -> dict[str, Any]:
         return {**super().uses_state(), "shapes": self.shapes}
@@ -233,5 +233,5 @@ class LinearHome(Home):
 
     def _clear(self, micro: Micro) -> None:
         super()._clear(micro)
-        if micro.id not in self._kept:
+        if micro.id not in self.kept:
             del self.shapes[micro.id]

@@ -95,9 +95,8 @@ class LayerPipe(Delayed):
         return self.delays or super().lateness(stages)
 
     def crossed(self, stages: int) -> list[int]:
-        # The moving average stands in for the weights of the input gradient, which is not late by g.
-        parts = (1 if self.microbatches == "auto" else self.microbatches) * self.accumulate
-        return [math.ceil((gap - self.extra_delay) / parts) for gap in self.lateness(stages)]
+        # The moving average stands in for the weights of the input gradient, which has no extra delay.
+        return [math.ceil((late - self.extra_delay) / self.per_update) for late in self.lateness(stages)]
 
     def plan(
         self,
@@ -196,7 +195,7 @@ class _Building:
         """Slots between the forward and the use of its weights in a gradient."""
         tasks = self.flow.layers[layer]
         used = [share.slot for share in tasks.input_gradient if share.device == tasks.home]
-        used += [courier.slot - 1 for courier in self.flow.couriers(layer)]
+        used += [receiver.slot - 1 for receiver in self.flow.weight_receivers(layer)]
         if not used and tasks.kind != "linear":
             used = [tasks.weight_gradient.slot]
         return max(used, default=tasks.forward.slot) - tasks.forward.slot
@@ -208,7 +207,7 @@ class _Building:
             "layer": layer,
             "last": layer == self.flow.last,
             "tasks": tasks,
-            "couriers": len(self.flow.couriers(layer)),
+            "weight_receivers": len(self.flow.weight_receivers(layer)),
             "delay": math.ceil(self._reach(layer) / parts),
             "factor": rules.update.scale(StagePlace(tasks.home, self.plan.devices)),
         }

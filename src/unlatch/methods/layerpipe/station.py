@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import StageFailed
 from ...nn.linear_map import LinearMap
-from ...nn.tree import Tree, flatten, map_tensors, tree_bytes
+from ...nn.tree import Tree, leaves, map_tensors, tree_bytes
 from ...plan.dataflow import Place, rows
 from ...runtime.stage import Gradients
 from ...runtime.station import Operation, Station
@@ -39,10 +39,10 @@ class _Held:
 
     __slots__ = ("nbytes", "stamps", "uses", "value")
 
-    def __init__(self, value: Tree, uses: int) -> None:
+    def __init__(self, value: Tree, uses: int, *, passing: bool = False) -> None:
         self.value, self.uses = value, uses
-        self.nbytes = tree_bytes(value)
-        self.stamps = _stamps(value)
+        self.nbytes = 0 if passing else tree_bytes(value)
+        self.stamps = None if passing else _stamps(value)
 
 
 class TaskStation(Station):
@@ -85,6 +85,11 @@ class TaskStation(Station):
         self._held_bytes = 0
         self._weight_gradients: dict[int, Gradients] = {}
 
+    @property
+    def title(self) -> str:
+        # Numbers of stations away from home are those of no layer.
+        return super().title if self.home is not None else f"layer {self.layer} on device {self.device}"
+
     def operations(self) -> Mapping[Kind, Operation]:
         return {job.entry.kind: partial(self._perform, job) for job in self._jobs}
 
@@ -94,7 +99,11 @@ class TaskStation(Station):
 
     def _perform(self, job: Job, micro: Micro, *arrived: Any) -> Sequence[Any]:
         for name, value in zip(job.taken, arrived, strict=True):
-            self._hold(name, micro, value)
+            # What this job alone uses is not held for anybody.
+            if self._uses.get(name) == 1:
+                self._held[name, micro.id] = _Held(value, 1, passing=True)
+            else:
+                self._hold(name, micro, value)
         handed = dict(zip(job.taken, arrived, strict=True))
         made = self._works[job.work](job, micro)
         for name, value in made.items():
@@ -118,7 +127,7 @@ class TaskStation(Station):
     def _use(self, name: str, micro: Micro) -> Any:
         """A tensor that is here; gone after its last use."""
         item = self._held[name, micro.id]
-        if item.stamps != _stamps(item.value):
+        if item.stamps is not None and item.stamps != _stamps(item.value):
             raise StageFailed(
                 f"{name} of micro-batch {micro.id} was changed in place while it was under way: pass a fresh tensor, "
                 "or a copy, to every step()"
@@ -142,7 +151,7 @@ class TaskStation(Station):
             return self._rows_for(name, value, device)
         if name.startswith("input/"):
             value, target = value
-            layer = int(name.split("/")[1])
+            _, layer = _parsed(name)
             if layer == 0 and station != self.index:
                 # The caller may use its memory for the next batch.
                 return map_tensors(Tensor.clone, value), None
@@ -151,8 +160,8 @@ class TaskStation(Station):
 
     def _rows_for(self, name: str, made: _Made, device: int) -> Gradients:
         """Rows of the gradient of a layer's output, for those who need only some of them."""
-        kind, layer, _ = name.split("/")
-        needed = self.flow.needed_rows(int(layer), device) if kind == "grad" else None
+        kind, layer = _parsed(name)
+        needed = self.flow.needed_rows(layer, device) if kind == "grad" else None
         if needed is None:
             return made.gradient
         (found,) = made.gradient
@@ -311,4 +320,11 @@ class TaskStation(Station):
 
 
 def _stamps(value: Tree) -> tuple[int, ...]:
-    return tuple(0 if t.is_inference() else t._version for t in flatten(value)[0])
+    return tuple(0 if t.is_inference() else t._version for t in leaves(value))
+
+
+@cache
+def _parsed(name: str) -> tuple[str, int]:
+    """Kind and layer of a tensor."""
+    kind, layer, *_ = name.split("/")
+    return kind, int(layer)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...nn.randomness import replayable
+from ...runtime.passes import autocast
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
 from ...runtime.trained import Trained
@@ -102,7 +103,7 @@ class HeadStation(GreedyStation):
     def seed(self, micro: Micro) -> Sequence[Any]:
         out, target = self._outputs.pop(micro.id)
         options, leaf = self.stage.options, out.detach().requires_grad_()
-        with replayable(options.seed, self.index + _STREAM, micro.id):
+        with replayable(options.seed, self.index + _STREAM, micro.id), autocast(options.precision):
             loss = options.loss_fn(self.head.module(leaf), target)
         torch.autograd.backward(loss * micro.scale)
         self._batches += micro.index == micro.count - 1
