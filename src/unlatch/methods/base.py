@@ -192,7 +192,7 @@ class Method(ABC):
         found = self.placed(layers, stages, FREE, None)
         return found[1] if found else Costed(self.schedule(stages), self.workload(layers, range(stages)))
 
-    # ---------------------------------------------------- what it says about itself
+    # -------------------------------------------------------- what it adds to a run
 
     #: Whether `lr_scale` says anything.
     scales_lr: ClassVar[bool] = False

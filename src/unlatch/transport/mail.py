@@ -183,6 +183,7 @@ class Mail:
     def load(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Put messages that `state` listed into empty boxes."""
         self._boxes.clear()
+        self.waiting = Waiting()
         for saved in state:
             micro = saved["micro"]
             self.post(Message(**{**saved, "micro": Micro(**micro) if micro is not None else None}))

@@ -21,7 +21,7 @@ from ...runtime.station import Operation, Station
 from ...runtime.trained import Trained
 from ...schedule import Kind
 from ...transport.mail import Micro
-from ...transport.wire import dense
+from ...transport.wire import dense_tree
 from ..local.stations import LEARN, LOSS_DOWN
 from ..local.statistics import BorderRecord, LocalStatistics, time_by_part
 from ..local.synthesis import Synthesis
@@ -133,7 +133,7 @@ class BorderStation(Station):
             (_, digest), (x, y) = arrived
         else:
             (x, y), digest = arrived[0]
-        raw = Raw(map_tensors(dense, x), map_tensors(dense, y))
+        raw = Raw(dense_tree(x), dense_tree(y))
         if digest is not None and not self.stage.first:
             check_same(raw, digest, micro, self.index)
         self.under_way[micro.id] = _UnderWay(raw)

@@ -26,9 +26,8 @@ from ...schedule.channel import FREE, Channel
 from ...schedule.simulation import Costed
 from ..base import Delayed, Method, register
 from ..options import AtLeast
-from .away import GraphAway, LinearAway
 from .entries import TaskLayout
-from .home import GraphHome, Home, LinearHome, WholeHome
+from .layers import GraphAway, GraphHome, Home, LinearAway, LinearHome, WholeHome
 from .planner import LayerPipePlanner
 from .planning import fit_tasks, plan_layers
 from .station import TaskStation

@@ -17,9 +17,8 @@ from ...runtime.stage import Gradients
 from ...runtime.station import Operation, Station
 from ...schedule import Kind
 from ...transport.mail import Micro
-from .away import GraphAway, LinearAway
 from .entries import Job, TaskLayout
-from .home import Home, LinearHome
+from .layers import GraphAway, Home, LinearAway, LinearHome
 
 __all__ = ["TaskStation"]
 

@@ -1,6 +1,9 @@
-"""A layer where its forward runs and its weights live, in the three forms that LayerPipe's tasks need.
+"""A layer at home, where its forward runs and its weights live, and away from home, where gradients are computed.
 
-What is computed elsewhere comes back as gradients of the weights; what is needed elsewhere leaves as weights.
+At home it has one of three forms. What is computed elsewhere comes back as gradients of the weights; what is needed
+elsewhere leaves as weights. Away from home a linear map needs no more than the tensors that were sent there. Any other
+layer is run forward once more, at the weights of its forward, with the same random numbers and without counting in
+running statistics; this is the price of computing its gradient elsewhere.
 """
 
 from __future__ import annotations
@@ -8,20 +11,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...nn.linear_map import LinearMap
 from ...nn.randomness import replayable
+from ...nn.statistics import frozen_statistics
 from ...nn.tree import Tree, flatten, map_tensors, unflatten
 from ...plan.dataflow import LayerTasks
 from ...rules.bundle import Rules
+from ...rules.weights import weights_at
+from ...runtime.passes import autocast
 from ...runtime.stage import Gradients, Kept, Stage, StageOptions
 from ...transport.mail import Micro
 
-__all__ = ["GraphHome", "Home", "LinearHome", "WholeHome"]
+__all__ = ["GraphAway", "GraphHome", "Home", "LinearAway", "LinearHome", "WholeHome"]
 
 
 class Home(Stage):
@@ -235,3 +241,72 @@ class LinearHome(Home):
         super()._clear(micro)
         if micro.id not in self.kept:
             del self.shapes[micro.id]
+
+
+class Both(NamedTuple):
+    """Gradients of the input and of the weights, as far as they were asked for."""
+
+    inputs: Gradients
+    weights: Gradients
+
+
+class LinearAway:
+    """The two gradients of a linear map."""
+
+    def __init__(self, linear: LinearMap) -> None:
+        self.linear = linear
+
+    @torch.no_grad()
+    def input_gradient(self, delta: Tensor, weights: Sequence[Tensor], shape: Sequence[int]) -> Gradients:
+        """Its D, or as many rows of it as `delta` has."""
+        return [self.linear.input_gradient(delta, weights, (delta.shape[0], *shape[1:]))]
+
+    @torch.no_grad()
+    def weight_gradient(self, delta: Tensor, inputs: Tensor) -> Gradients:
+        """Its G."""
+        return [*self.linear.weight_gradients(delta, inputs)]
+
+
+class GraphAway:
+    """Runs a layer again and differentiates at once.
+
+    **Arguments:** `layer`: its number, which its random numbers depend on.
+    """
+
+    def __init__(self, layer: int, module: nn.Module, options: StageOptions) -> None:
+        self.layer = layer
+        self.module = module
+        self.options = options
+        self.params = [p for p in module.parameters() if p.requires_grad]
+        self._statistics = frozen_statistics(module)
+
+    def differentiate(
+        self,
+        micro: Micro,
+        inputs: Tree,
+        weights: Sequence[Tensor],
+        cotangent: Gradients,
+        *,
+        for_inputs: bool,
+        for_weights: bool,
+    ) -> Both:
+        """Both gradients, or one of them."""
+        tensors, spec = flatten(inputs)
+        leaves = [t.detach().requires_grad_(for_inputs and t.is_floating_point()) for t in tensors]
+        # Graph and gradient under one roof: afterwards the parameters show their own values again.
+        with (
+            weights_at(self.params, weights),
+            replayable(self.options.seed, self.layer, micro.id),
+            self._statistics,
+            autocast(self.options.precision),
+        ):
+            outputs = flatten(self.module(unflatten(spec, leaves)))[0]
+            pairs = [(y, g) for y, g in zip(outputs, cotangent, strict=True) if g is not None and y.requires_grad]
+            wanted = [t for t in leaves if t.requires_grad] + (self.params if for_weights else [])
+            found: tuple[Tensor | None, ...] = (None,) * len(wanted)
+            if pairs and wanted:
+                roots, grads = zip(*pairs, strict=True)
+                found = torch.autograd.grad(roots, wanted, grads, allow_unused=True)
+        rest = iter(found)
+        input_gradients = [next(rest) if t.requires_grad else None for t in leaves]
+        return Both(input_gradients, list(rest))
