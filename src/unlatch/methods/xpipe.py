@@ -31,7 +31,7 @@ class XPipe(Delayed):
     forward and backward, although newer weights may be there by then. So all parts of a gradient belong to one network.
     With `accumulate`, a mini-batch is all that goes into one update.
 
-    **Arguments:** `predict`: `"linear"` follows the optimizer's present velocity, as published for Adam; see `Delayed`.
+    **Arguments:** `predict`: `"linear"` follows the optimizer's present velocity, as recalled for Adam; see `Delayed`.
 
     >>> XPipe(microbatches=4).lateness(3), XPipe(microbatches=4).staleness(3)
     ((4, 4, 0), (1.0, 1.0, 0.0))

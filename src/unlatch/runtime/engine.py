@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
 from ..nn.tree import batch_size, copied, map_tensors, split_batch
-from ..schedule import OUTSIDE, Entry, Schedule
+from ..schedule import OUTSIDE, Entry, Kind, Schedule
 from ..transport.mail import Mail, Message, Micro
 from ..transport.wire import dense_tree
 from .events import Event, Recorder
@@ -112,7 +112,8 @@ class Engine:
         self.batches = 0
         #: The process of each station.
         self.devices = devices or (0,) * schedule.stations
-        self._tasks = [self._resolve(entry) for entry in schedule.entries]
+        operations = {index: station.operations() for index, station in self.stations.items()}
+        self._tasks = [self._resolve(entry, operations) for entry in schedule.entries]
         own = [(task, entry) for task, entry in zip(self._tasks, schedule.entries, strict=True) if task is not None]
         self._inlets = [(p.name, e.station) for _, e in own for p in e.takes if p.station == OUTSIDE]
         self.lowest = min(self.stations)
@@ -133,15 +134,16 @@ class Engine:
         for station in self.stations.values():
             station.losses = self._losses
 
-    def _resolve(self, entry: Entry) -> _Task | None:
+    def _resolve(self, entry: Entry, operations: Mapping[int, Mapping[Kind, Operation]]) -> _Task | None:
         station = self.stations.get(entry.station)
         if station is None:
             return None
-        work = station.operations().get(entry.kind)
+        known = operations[entry.station]
+        work = known.get(entry.kind)
         if work is None:
             raise ConfigError(
                 f"the schedule lists {entry}, but station {entry.station} ({type(station).__name__}) knows no "
-                f"{entry.kind}: expected one of {', '.join(station.operations())}"
+                f"{entry.kind}: expected one of {', '.join(known)}"
             )
         return _Task(
             entry,

@@ -59,6 +59,16 @@ class Station:
         """What is kept for micro-batches under way."""
         return self.stage.kept_bytes if self.stage is not None else 0
 
+    def run_forward(self, micro: Micro, inputs: Any, target: Any) -> Any:
+        """The stage's output; at the last stage nothing, since its loss is noted for all who ask."""
+        stage = self.stage
+        assert stage is not None, "only a station with layers can run them"
+        outputs = stage.forward(micro, inputs, target if stage.last else None)
+        if stage.last:
+            assert stage.loss is not None
+            self.losses[micro.id] = stage.loss
+        return outputs
+
     def update(self, micro: Micro) -> Sequence[Any]:
         """Apply the gradients of the stage."""
         assert self.stage is not None, "only a station with layers has weights to update"
@@ -131,13 +141,8 @@ class ChainStation(Station):
     def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
         """One micro-batch up; the target goes along until it is needed."""
         inputs, target = arrived
-        stage = self.stage
-        outputs = stage.forward(micro, inputs, target if stage.last else None)
-        if stage.last:
-            assert stage.loss is not None
-            self.losses[micro.id] = stage.loss
-            return ()
-        return ((outputs, target),)
+        outputs = self.run_forward(micro, inputs, target)
+        return () if self.stage.last else ((outputs, target),)
 
     def backward(self, half: Callable[..., Returned], micro: Micro, *above: tuple[Any, Any]) -> Sequence[Any]:
         """One micro-batch down, whole or only its input gradient; the input goes along where it is asked for."""

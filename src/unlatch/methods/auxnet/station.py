@@ -155,8 +155,8 @@ class BorderStation(Station):
         """Plain backpropagation, first half."""
         now, stage = self.under_way[micro.id], self.stage
         now.inputs = now.raw.x if stage.first else below[0]
-        out = stage.forward(micro, now.inputs, now.raw.y if stage.last else None)
-        return self._loss(micro) if stage.last else (out,)
+        out = self.run_forward(micro, now.inputs, now.raw.y)
+        return () if stage.last else (out,)
 
     def serial_backward(self, micro: Micro, *above: Any) -> Sequence[Any]:
         """Plain backpropagation, second half."""
@@ -208,18 +208,8 @@ class BorderStation(Station):
                 now.inputs = now.lam.lerp(now.x, self.method.share_at(micro.update))
         context: Any = torch.no_grad() if self.frozen else nullcontext()
         with context:
-            now.out = self._run(micro, now)
-        if stage.last:
-            return self._loss(micro)
-        return (self.rule.filter(now.out),)
-
-    def _run(self, micro: Micro, now: _UnderWay) -> Any:
-        return self.stage.forward(micro, now.inputs, now.raw.y if self.stage.last else None)
-
-    def _loss(self, micro: Micro) -> Sequence[Any]:
-        assert self.stage.loss is not None
-        self.losses[micro.id] = self.stage.loss
-        return ()
+            now.out = self.run_forward(micro, now.inputs, now.raw.y)
+        return () if stage.last else (self.rule.filter(now.out),)
 
     def seed(self, micro: Micro, above: tuple[Tensor, Tensor | None]) -> Sequence[Any]:
         """Make what the backward starts from: the gradient of the stage's own local loss."""
@@ -309,7 +299,8 @@ class BorderStation(Station):
                 with self.stage.updater.unscheduled():
                     self.stage.update()
                 with self._statistics:
-                    now.out = self._run(micro, now)
+                    # The loss that is reported is that of the first step.
+                    now.out = self.stage.forward(micro, now.inputs, now.raw.y if self.stage.last else None)
                 if not self.stage.last:
                     now.seed = self._seed(micro, now)
                 self._backward(micro, now)

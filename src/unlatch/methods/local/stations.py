@@ -52,11 +52,8 @@ class GreedyStation(Station):
     def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
         """Run the stage; output and target go up."""
         inputs, target = arrived
-        stage = self.stage
-        out = stage.forward(micro, inputs, target if stage.last else None)
-        if stage.last:
-            assert stage.loss is not None
-            self.losses[micro.id] = stage.loss
+        out = self.run_forward(micro, inputs, target)
+        if self.stage.last:
             return ()
         self._outputs[micro.id] = out, target
         return ((out, target),)
