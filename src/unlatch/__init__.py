@@ -2,12 +2,14 @@
 
 from . import data, errors, methods, models, nn, schedule
 from .train import Epoch, Run, StageStatistics, StepResult, Trainer, parallelize
+from .transport.faults import Faults
 from .transport.launch import Ranks, launch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Epoch",
+    "Faults",
     "Ranks",
     "Run",
     "StageStatistics",

@@ -102,7 +102,13 @@ def network(stages: int, trouble: nn.Module | None = None, at_stage: int = 0) ->
 
 
 def start(
-    method: Any, stages: int, what: str = "", at_stage: int = 0, note: str | None = None, limit: float = NEVER
+    method: Any,
+    stages: int,
+    what: str = "",
+    at_stage: int = 0,
+    note: str | None = None,
+    limit: float = NEVER,
+    faults: unlatch.Faults | None = None,
 ) -> unlatch.Run:
     """A run with a fault in one stage."""
     model = network(stages, Trouble(what, note=note) if what else None, at_stage)
@@ -120,6 +126,7 @@ def start(
         optimizer=optimizer,
         split=[str(k) for k in range(1, stages)],
         stall_limit=limit,
+        faults=faults,
     )
 
 

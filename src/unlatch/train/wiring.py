@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from ..errors import PlanError, ScheduleError
 from ..methods import Method
@@ -10,7 +12,10 @@ from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
+from ..runtime.faulty import break_engine, check_faults
 from ..schedule import OUTSIDE, Schedule, steady_buffers
+from ..transport.faults import Faults
+from ..transport.faulty_link import FaultyLink
 from ..transport.health import Health
 from ..transport.link import Link
 from ..transport.mail import Mail, Message
@@ -18,6 +23,8 @@ from .batching import Compensation
 from .run import Run
 
 __all__ = ["connect", "place"]
+
+log = logging.getLogger("unlatch")
 
 
 def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list[range]:
@@ -37,7 +44,7 @@ def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list
     return [range(a, b) for a, b in zip(starts, [*starts[1:], stages], strict=True)]
 
 
-def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
+def connect(blueprint: Blueprint, method: Method, stall_limit: float, faults: Faults) -> Run:
     """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
     world = blueprint.world
     schedule = method.program(blueprint)
@@ -66,6 +73,13 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         mean_loss=blueprint.mean_loss,
         fed=method.reads_on_every_rank,
     )
+    make_link: Callable[..., Link] = Link
+    if faults:
+        check_faults(faults, engine, inline=world.group is None)
+        faults = faults.of_this_start()
+        log.warning("faults are injected into this run: %s", "; ".join(map(str, faults)) or "none in this start")
+        break_engine(engine, faults)
+        make_link = partial(FaultyLink, faults=faults)
     health = None
     if world.group is not None:
 
@@ -74,7 +88,7 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
 
         health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
         for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
-            links[peer] = Link(peer, world.group, mail, health, boxes)
+            links[peer] = make_link(peer, world.group, mail, health, boxes)
     return Run(
         blueprint.model,
         method,
