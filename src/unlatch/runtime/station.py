@@ -153,3 +153,5 @@ class ChainStation(Station):
         """The second half of a backward."""
         self.stage.backward_weights(micro)
         return ()
+
+

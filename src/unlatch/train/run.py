@@ -239,7 +239,9 @@ class Run:
         **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
         """
         self.flush()
-        return snapshot.load(Path(path), self._engine, self._names, self._world, self.plan.starts, optimizer=optimizer)
+        return snapshot.load(
+            Path(path), self._engine, self._names, self._world, self.plan.starts, optimizer=optimizer
+        )
 
     # ------------------------------------------------------------------- end
 

@@ -27,7 +27,9 @@ def model_state(stages: Iterable[Stage], names: Names) -> dict[str, Tensor]:
     return {names[s.index][key]: t for s in stages for key, t in s.module.state_dict().items()}
 
 
-def save(path: Path, engine: Engine, names: Names, world: World, loop: dict[str, Any], layout: Sequence[int]) -> None:
+def save(
+    path: Path, engine: Engine, names: Names, world: World, loop: dict[str, Any], layout: Sequence[int]
+) -> None:
     """Write one checkpoint from the stages of all ranks; `layout` is the cut that what is beside them belongs to."""
     stages = engine.stages.values()
     for stage in stages:
