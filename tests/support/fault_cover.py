@@ -4,7 +4,9 @@ from __future__ import annotations
 
 #: For each test, the faults that it tries and what it injects.
 ELSEWHERE: dict[str, list[tuple[str, str]]] = {
-    "tests/multiproc/test_ranks_launch.py::test_torchrun_with_a_failing_stage": [("F2", "a stage raises under torchrun")],
+    "tests/multiproc/test_ranks_launch.py::test_torchrun_with_a_failing_stage": [
+        ("F2", "a stage raises under torchrun")
+    ],
     "tests/multiproc/test_ranks_launch.py::test_launcher_that_is_ended": [("F5", "the launcher is ended")],
     "tests/cli/test_cli_stopping.py::test_an_interrupted_run_leaves_a_checkpoint_and_nobody_behind": [
         ("F6", "SIGINT to the command line")
@@ -33,9 +35,7 @@ ELSEWHERE: dict[str, list[tuple[str, str]]] = {
     "tests/petra/test_petra_errors.py::test_a_bad_reconstruction_is_named_with_the_cure": [
         ("F24", "inputs reconstructed badly")
     ],
-    "tests/petra/test_petra_reconstruction.py::test_stored_inputs_stop_the_error": [
-        ("F24", "the cure: stored inputs")
-    ],
+    "tests/petra/test_petra_reconstruction.py::test_stored_inputs_stop_the_error": [("F24", "the cure: stored inputs")],
 }
 
 if __name__ == "__main__":
