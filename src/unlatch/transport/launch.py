@@ -137,6 +137,8 @@ class Ranks:
                 worker.kill()
                 worker.join()
         self._pipes, self._workers = [], []
+        # An error that is kept keeps this object, and the port would stay open with it.
+        self._store = None
 
     def __enter__(self) -> Ranks:
         return self
