@@ -50,9 +50,18 @@ def soak(method: Any, steps: int, disturbed: bool) -> Soaked:
                 taken.append(Taken(number, own.memory_info().rss, threading.active_count(), own.num_fds()))
         losses += sum(result.loss or 0.0 for result in run.flush())
         state = copied_state(run.module())
-    gc.collect()
     taken.append(Taken(steps, own.memory_info().rss, threading.active_count(), own.num_fds()))
     return Soaked(state, losses, taken)
+
+
+def left_behind(methods: list[str]) -> list[tuple[int, int]]:
+    """Threads and descriptors after each of some runs, one after the other."""
+    found = []
+    for method in methods:
+        soak(method, 100, True)
+        gc.collect()
+        found.append((threading.active_count(), psutil.Process().num_fds()))
+    return found
 
 
 def slope(taken: list[Taken]) -> float:
