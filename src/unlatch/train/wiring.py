@@ -81,7 +81,8 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float, faults: Fa
     if faults:
         check_faults(faults, engine, inline=world.group is None)
         faults = faults.of_this_start()
-        log.warning("faults are injected into this run: %s", "; ".join(map(str, faults)) or "none in this start")
+        if world.rank == 0:
+            log.warning("faults are injected into this run: %s", "; ".join(map(str, faults)) or "none in this start")
         break_engine(engine, faults)
         make_link = partial(FaultyLink, faults=faults)
     health = None

@@ -58,5 +58,5 @@ class FaultyLink(Link):
 def _damaged(header: Tensor, blocks: list[Tensor], in_payload: bool) -> _Sealed:
     """A copy with one bit flipped: the tensors themselves still belong to the stage that sent them."""
     part = (blocks[0] if in_payload and blocks else header).clone()
-    part[part.numel() // 2] ^= 1
+    part[part.numel() // 2] ^= 64
     return (header, [part, *blocks[1:]]) if in_payload and blocks else (part, blocks)
