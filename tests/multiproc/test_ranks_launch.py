@@ -105,8 +105,8 @@ def test_functions_that_ranks_cannot_import(tmp_path):
     assert "importable" in done.stderr
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_launcher_that_is_ended(tmp_path, how):
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_launcher_that_is_ended(tmp_path, how, code):
     script = tmp_path / "script.py"
     script.write_text(
         "import signal, sys\nimport fault_jobs, unlatch\n"
@@ -126,7 +126,7 @@ def test_launcher_that_is_ended(tmp_path, how):
     finally:
         launcher.kill()
         launcher.wait()
-    assert launcher.returncode == -how
+    assert launcher.returncode == code
     wait_until(lambda: not any(runs(pid) for pid in pids), "ranks outlive their launcher")
 
 
