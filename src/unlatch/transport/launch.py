@@ -100,6 +100,7 @@ class Ranks:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._store = host_store()
+        self._joined = set[int]()
         # Linux ends a child with the thread that started it, and only the main one lasts as long as the process.
         bound = threading.current_thread() is threading.main_thread()
         # It starts with the first child otherwise, and lets signals through again.
@@ -170,7 +171,8 @@ class Ranks:
                 if pipe in ready:
                     self._collect(rank, outcome, attempts)
             if outcome.failures:
-                grace = time.monotonic() + _GRACE
+                # Those who have not met yet know nothing of each other.
+                grace = time.monotonic() + (_GRACE if len(self._joined) == self._processes else 0.0)
                 deadline = grace if deadline is None else min(deadline, grace)
         return outcome
 
@@ -181,6 +183,8 @@ class Ranks:
                     outcome.results[rank] = value
                 case ("failed", error, trace):
                     outcome.failures.append((rank, error, trace))
+                case ("joined",):
+                    self._joined.add(rank)
                 case ("saved", step):
                     attempts.saved(step)
                 case ("heeding", begins, heard):
@@ -188,13 +192,13 @@ class Ranks:
         except (EOFError, OSError):
             outcome.failures.append((rank, self._loss(rank), ""))
 
-    def _loss(self, rank: int) -> BaseException:
+    def _loss(self, rank: int) -> PeerLost:
         """What is known about a rank that went without a word."""
         self._workers[rank].join(_GRACE)
         code = self._workers[rank].exitcode
         if code in [128 + number for number in REQUESTS]:
-            # It was asked twice and did not wait.
-            return Interrupted(code - 128)
+            # It was asked twice and did not wait; nor shall the others.
+            raise Interrupted(code - 128)
         return PeerLost(f"rank {rank} {_ending(code)}")
 
     def close(self, *, force: bool = False) -> None:

@@ -69,6 +69,7 @@ def serve(line: Connection, place: Place) -> None:
         report("failed", PeerLost(text), traceback.format_exc())
         code = 1
     else:
+        report("joined")
         code = _work(line, place.rank)
     sys.stdout.flush()
     sys.stderr.flush()
