@@ -113,7 +113,7 @@ def read(path: str | Path, only: Container[str] | None = None) -> Checkpoint:
     """
     folder, manifest = _opened(path)
     if f"{_MODEL}.safetensors" not in manifest.files:
-        raise CheckpointMismatch(f"{folder / STATE}: files: expected {_MODEL}.safetensors, got {sorted(manifest.files)}")
+        raise CheckpointMismatch(f"{folder / STATE}: files: expected {_MODEL}.safetensors among {list(manifest.files)}")
     wanted = {Path(name).stem: facts for name, facts in manifest.files.items()}
     groups = {
         stem: _load(folder / f"{stem}.safetensors", facts)
@@ -201,7 +201,8 @@ def _memory_order(tensor: Tensor) -> list[int] | None:
     """The dimensions by falling stride, if the tensor is dense in that order and not in its own."""
     if tensor.is_contiguous():
         return None
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
     return order if tensor.permute(order).is_contiguous() else None
 
 
@@ -214,7 +215,8 @@ def _load(file: Path, facts: _File) -> dict[str, Tensor]:
         if hashlib.file_digest(handle, "sha256").hexdigest() != facts.sha256:
             raise CheckpointMismatch(f"{file}: its content does not match its checksum; it is damaged or was replaced")
     try:
-        tensors = load_file(file)
+        # Sums over numbers that lie elsewhere relative to a cache line may differ in the last bit.
+        tensors = {name: t.clone() for name, t in load_file(file).items()}
     except SafetensorError as error:
         raise CheckpointMismatch(f"{file}: is no safetensors file ({error})") from error
     for name, true in facts.encoded.items():
@@ -232,8 +234,7 @@ def _decode(data: Tensor, true: _Encoded) -> Tensor:
         dtype, shape = getattr(torch, true.dtype, None), true.shape or []
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"this torch knows no dtype {true.dtype}")
-        # A view needs bytes aligned to the new dtype, which safetensors does not promise.
-        data = data.clone().view(dtype).reshape(shape) if math.prod(shape) else torch.empty(shape, dtype=dtype)
+        data = data.view(dtype).reshape(shape) if math.prod(shape) else torch.empty(shape, dtype=dtype)
     if true.order is not None:
         if sorted(true.order) != list(range(data.dim())):
             raise ValueError(f"order {true.order} of {data.dim()} dimensions")

@@ -30,7 +30,20 @@ from ..runtime.engine import Engine
 from ..runtime.stage import Stage
 from ..runtime.updating import completed, plain_part
 
-__all__ = ["Identity", "Named", "Saved", "load_named", "merged", "model_state", "named", "only_for", "read", "tolerating"]
+__all__ = [
+    "Identity",
+    "Named",
+    "Saved",
+    "compare_names",
+    "compare_optimizers",
+    "load_named",
+    "merged",
+    "model_state",
+    "named",
+    "only_for",
+    "read",
+    "tolerating",
+]
 
 Names = Mapping[int, Mapping[str, str]]
 
@@ -257,6 +270,14 @@ def compare_names(path: Path, expected: set[str], got: set[str]) -> None:
         )
 
 
+def compare_optimizers(path: Path, theirs: str | None, own: str | None) -> None:
+    """Refuse a checkpoint whose optimizer is of another kind."""
+    if theirs != own:
+        raise CheckpointMismatch(
+            f"{path} was written with {theirs}, this run uses {own}: pass optimizer=False to take over only the weights"
+        )
+
+
 def _parameter_names(stage: Stage, names: Mapping[str, str]) -> dict[int, str]:
     """Original names of a stage's trained parameters, by identity."""
     return {id(t): names[key] for key, t in stage.module.state_dict(keep_vars=True).items()}
@@ -322,12 +343,7 @@ def _alike(states: list[dict[str, Any]]) -> dict[str, Any]:
 def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], content: Checkpoint, saved: Saved) -> None:
     optimizer = stage.updater.optimizer
     assert optimizer is not None
-    kind = type(optimizer).__name__
-    if saved.kind != kind:
-        raise CheckpointMismatch(
-            f"{path} was written with {saved.kind}, this run uses {kind}: pass optimizer=False to take over only the "
-            "weights"
-        )
+    compare_optimizers(path, saved.kind, type(optimizer).__name__)
     known = _parameter_names(stage, names)
     optimizer.state.clear()
     entries: dict[str, dict[str, Any]] = {}

@@ -79,6 +79,7 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
         for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
             links[peer] = Link(peer, world.group, mail, health, boxes)
+
     def rebuild(other: Method, plan: Plan) -> Run:
         """A run of the same model by another method and cut, from copies, in this process alone."""
         model = copy.deepcopy(blueprint.model)
