@@ -247,8 +247,7 @@ class Run:
 
     def close(self) -> None:
         """Take leave of the other ranks. Called by the context manager."""
-        if self._health is not None:
-            self._health.close()
+        # Signs of life are given, and others watched, until all links are closed.
         for link in self._links:
             link.close()
         self._links = []

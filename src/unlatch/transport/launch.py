@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -20,10 +21,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..errors import ConfigError, PeerLost, StageFailed, UnlatchError
-from .store import connect_store, host_store, under
+from .notes import SECRET
+from .store import host_store
+from .world import join_ranks, stay_on_loopback
 
 __all__ = ["Ranks", "launch"]
 
@@ -65,11 +67,12 @@ class Ranks:
             raise ConfigError(f"launch needs at least 1 process, got {processes}")
         context = multiprocessing.get_context("spawn")
         self._store = host_store()
+        secret = secrets.token_hex(32)
         self._pipes: list[Connection] = []
         self._workers: list[Any] = []
         for rank in range(processes):
             ours, theirs = context.Pipe()
-            settings = (rank, processes, self._store.port, threads, os.getpid())
+            settings = (rank, processes, self._store.port, secret, threads, os.getpid())
             worker = context.Process(target=_serve, args=(theirs, *settings), name=f"unlatch-rank-{rank}", daemon=False)
             worker.start()
             theirs.close()
@@ -166,7 +169,7 @@ def _root_cause(failures: list[tuple[int, BaseException, str]]) -> BaseException
     return error
 
 
-def _serve(pipe: Connection, rank: int, ranks: int, port: int, threads: int, parent: int) -> None:
+def _serve(pipe: Connection, rank: int, ranks: int, port: int, secret: str, threads: int, parent: int) -> None:
     """Life of a rank: join the group, run what it is given, report."""
     faulthandler.enable()
     # Ctrl-C reaches the whole terminal; the parent decides what it means for its ranks.
@@ -176,12 +179,15 @@ def _serve(pipe: Connection, rank: int, ranks: int, port: int, threads: int, par
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank)
     )
-    store = connect_store(timeout=60.0)
-    if store is None:
-        os._exit(1)
-    dist.init_process_group("gloo", store=under("group", store), rank=rank, world_size=ranks)
+    os.environ[SECRET] = secret
+    stay_on_loopback()
     code = 0
-    while True:
+    try:
+        join_ranks(hosted=True)
+    except UnlatchError as error:
+        pipe.send((False, error, ""))
+        code = 1
+    while not code:
         try:
             job = pipe.recv()
         except (EOFError, OSError):
@@ -204,8 +210,6 @@ def _serve(pipe: Connection, rank: int, ranks: int, port: int, threads: int, par
         except Exception as error:
             pipe.send((False, ConfigError(f"the result of rank {rank} cannot be sent back: {error}"), ""))
             code = 1
-        if code:
-            break
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads may still sit in the communication library, whose destructors would wait for peers that are gone.
