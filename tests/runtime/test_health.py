@@ -12,6 +12,7 @@ import pytest
 
 from unlatch.transport import health as module
 from unlatch.transport.health import Health
+from unlatch.transport.notes import Notary
 from unlatch.transport.store import fetch, host_store
 
 #: By the clock of the watchers, which stands still unless a test moves it: a starved thread is not a quiet rank.
@@ -64,8 +65,11 @@ def let_pass(store, hand):
     """Moves the clock by a part of the limit, after each of some ranks has looked at all others once more."""
 
     def beat(rank):
-        raw = fetch(store, f"unlatch/run/beat/{rank}")
-        return json.loads(raw)["note"]["count"] if raw is not None else 0
+        try:
+            return json.loads(fetch(store, f"unlatch/run/beat/{rank}"))["note"]["count"]
+        except (ValueError, TypeError, KeyError):
+            time.sleep(0.01)  # what a stranger wrote there will be overwritten
+            return beat(rank)
 
     def wait(part, *ranks):
         # What a rank reads after its next but one sign of life was written after this moment.
@@ -234,6 +238,66 @@ def test_runs_do_not_hear_each_other(watch):
     other, _ = watch(0, run="other")
     one.leave_note("only here")
     assert "without a word" in str(other.loss(1))
+
+
+@pytest.mark.parametrize(
+    "value", [b"\xff\xfe", b"17", b"{}", b'{"note": {"rank": 1, "text": "x"}, "mac": "00"}', b"x" * 10**6]
+)
+def test_strangers_are_not_believed_and_do_not_end_the_watch(watch, let_pass, store, caplog, value):
+    first, lost = watch(0)
+    second, _ = watch(1)
+    for what in ("failure", "stop", "beat/1", "beat/7", "other"):
+        store.set(f"unlatch/run/{what}", value)
+    let_pass(0, 0, 1)
+    assert lost.empty()
+    assert first.asked_to_stop() is None
+    assert {message.split(" to ")[1].split(" in ")[0] for message in caplog.messages} >= {
+        "unlatch/run/failure",
+        "unlatch/run/stop",
+    }
+    # What a rank says is heard although a stranger has taken its place.
+    second.ask_to_stop(15)
+    deadline = time.monotonic() + PATIENCE
+    while first.asked_to_stop() != 15:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    second.leave_note("a reason")
+    assert str(lost.get(timeout=PATIENCE)) == "rank 1 (stage 1) stopped: a reason"
+
+
+def test_notes_of_ranks_that_there_are_not(watch, let_pass, store):
+    health, lost = watch(0)
+    watch(1)
+    for what, note in (("failure", {"rank": 2, "text": "x"}), ("stop", {"rank": -1, "signal": 15})):
+        store.set(f"unlatch/run/{what}", Notary(SECRET).write(f"unlatch/run/{what}", note))
+    let_pass(0, 0, 1)
+    assert lost.empty()
+    assert health.asked_to_stop() is None
+
+
+def test_signs_of_life_that_are_written_again_are_none(watch, let_pass, paralyse, store):
+    _, lost = watch(0)
+    second, _ = watch(1, clock=Hand())
+    let_pass(0, 0, 1)
+    old = store.get("unlatch/run/beat/1")
+    let_pass(0, 0, 1)
+    paralyse(second)
+    let_pass(0, 0)
+    let_pass(0, 0)
+    new = store.get("unlatch/run/beat/1")
+    for value in (old, new, old, new):
+        store.set("unlatch/run/beat/1", value)
+        let_pass(0.4, 0)
+    assert "rank 1 (stage 1) gave no sign of life" in str(lost.get(timeout=PATIENCE))
+
+
+def test_a_watch_that_breaks_says_so(watch, monkeypatch):
+    def broken(*args):
+        raise KeyError("unheard of")
+
+    monkeypatch.setattr(Health, "_judge", broken)
+    _, lost = watch(0)
+    assert str(lost.get(timeout=PATIENCE)) == "rank 0 cannot watch the others any more: KeyError: 'unheard of'"
 
 
 def test_without_a_store_nobody_watches(monkeypatch):

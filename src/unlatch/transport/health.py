@@ -89,12 +89,15 @@ class Health:
         self._beats = 0
         self._signs: dict[int, _Sign] = {}
         self._left: set[int] = set()
+        self._cut_off = False
         self._stop = threading.Event()
         self._leaving = False
         self._watcher = threading.Thread(target=self._watch, name="unlatch-health", daemon=True)
         store = connect_store(timeout=_PATIENCE)
         self._clerk = Clerk(store) if store is not None else None
         if self._clerk is not None:
+            # Whoever is stopped from here on has been there: it is missed sooner than one that may still be coming.
+            self._ask(self._beat, _PATIENCE)
             self._watcher.start()
 
     def trust(self, secret: str) -> None:
@@ -164,7 +167,7 @@ class Health:
 
     def _ask(self, errand: Callable[[Store], T], seconds: float) -> T | None:
         """The result of an errand, or `None` if there is no store or it does not answer in time."""
-        if self._clerk is None:
+        if self._clerk is None or self._cut_off:
             return None
         try:
             return self._clerk.ask(errand).result(seconds)
@@ -215,9 +218,9 @@ class Health:
             log.exception("rank %d cannot watch the others any more", self.rank)
             self._tell(PeerLost(f"rank {self.rank} cannot watch the others any more: {type(error).__name__}: {error}"))
         finally:
-            if self._leaving:
+            if self._leaving and not self._cut_off:
                 self._clerk.ask(lambda store: self._beat(store, leaves=True))
-            self._clerk.close(_LAST_WORDS)
+            self._clerk.close(0.0 if self._cut_off else _LAST_WORDS)
 
     def _watch_rounds(self, clerk: Clerk) -> None:
         interval = min(1.0, self._limit / 4)
@@ -289,6 +292,7 @@ class Health:
         return PeerLost(f"rank {note['rank']} ({self.describe(note['rank'])}) stopped: {note['text']}")
 
     def _store_lost(self, why: str) -> PeerLost:
+        self._cut_off = True
         return PeerLost(
             f"rank 0 ({self.describe(0)}) or its host is gone, or cut off from this one: the store at {_where()} is "
             f"out of reach ({why})"
