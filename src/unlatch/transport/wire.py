@@ -89,6 +89,7 @@ class Envelope:
             payload=unflatten(head["structure"], self._tensors),
             version=head["version"],
             scalars=head["scalars"],
+            control=head["control"],
         )
 
 
@@ -124,6 +125,7 @@ def seal(message: Message, sequence: int) -> tuple[Tensor, list[Tensor]]:
         "micro": asdict(message.micro) if message.micro else None,
         "version": message.version,
         "scalars": message.scalars,
+        "control": message.control,
         "structure": structure,
         "tensors": [(str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride())) for t in tensors],
     }
