@@ -6,6 +6,7 @@ __all__ = [
     "CheckpointMismatch",
     "ConfigError",
     "DataError",
+    "Interrupted",
     "NonFiniteLoss",
     "PeerLost",
     "PlanError",
@@ -62,3 +63,22 @@ class StageFailed(UnlatchError):
 
 class PeerLost(UnlatchError):
     """Another rank died, stalled or stopped on an error of its own."""
+
+
+class Interrupted(SystemExit):
+    """A signal asked the run to stop, and it has: after a checkpoint where there is somewhere to write it.
+
+    A script that does not catch it ends without a traceback and with the exit code that shells and schedulers expect.
+
+    >>> Interrupted(15).code
+    143
+
+    **Arguments:** `number`: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = int(number)
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
+        return type(self), (self.number,)

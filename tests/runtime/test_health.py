@@ -149,6 +149,17 @@ def test_leaving_without_words(watch):
     assert "rank 1 (stage 1) has closed its run while rank 0 still waits" in str(first.departure(1))
 
 
+def test_one_rank_is_asked_to_stop_and_all_hear_it(watch):
+    everyone = [watch(rank, ranks=3)[0] for rank in range(3)]
+    assert [health.asked_to_stop() for health in everyone] == [None, None, None]
+    everyone[1].ask_to_stop(15)
+    assert everyone[1].asked_to_stop() == 15
+    deadline = time.monotonic() + PATIENCE
+    while [health.asked_to_stop() for health in everyone] != [15, 15, 15]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_runs_do_not_hear_each_other(watch):
     one, _ = watch(0, run="one")
     other, _ = watch(0, run="other")

@@ -20,12 +20,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
-from ..nn.tree import batch_size, copied, map_tensors, split_batch
+from ..nn.tree import aligned, batch_size, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Kind, Schedule
 from ..transport.mail import Mail, Message, Micro
 from ..transport.wire import dense_tree
@@ -33,7 +34,7 @@ from .events import Event, Recorder
 from .stage import Stage
 from .station import Operation, Station
 
-__all__ = ["Engine", "Finished"]
+__all__ = ["Engine", "Finished", "Order"]
 
 #: Plain numbers that say how far an engine is.
 _PROGRESS = (
@@ -47,6 +48,13 @@ _PROGRESS = (
     "_batch_loss",
     "_batch_samples",
 )
+
+
+class Order(StrEnum):
+    """What the leading process tells all others instead of a batch."""
+
+    END = "end"
+    SAVE = "save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +172,18 @@ class Engine:
 
     # -------------------------------------------------------------- one batch
 
-    def step(self, x: Any = None, y: Any = None) -> list[Finished] | None:
+    def step(self, x: Any = None, y: Any = None) -> list[Finished] | Order:
         """Feed one batch. Only a process that `leads` looks at `x` and `y`; the others learn of it by message.
 
-        **Returns:** the batches that finished, or `None` if the leading process announced the end of the data.
+        **Returns:** the batches that finished; or an order of the leading process, and then nothing was fed.
         """
         first = None
         if self._opening is not None:
             first = self.mail.peek(*self._opening)
             if first.micro is None:
-                self.announce_end()
-                return None
+                order = Order(first.control or Order.END)
+                self.announce(order)
+                return order
         if self.leads:
             count = self._enter(x, y)
         else:
@@ -191,8 +200,8 @@ class Engine:
             self._restart()
         return finished
 
-    def announce_end(self) -> None:
-        """Tell the processes that learn of batches from this one that no batch comes next."""
+    def announce(self, order: Order) -> None:
+        """Tell the processes that learn of batches from this one what to do before the next batch."""
         if self._opening is not None:
             message = self.mail.take(*self._opening)
             if message.micro is not None:
@@ -201,7 +210,7 @@ class Engine:
                     'with data="build" every rank needs a loader of the same batches'
                 )
         for name, station in self._followers:
-            self.mail.send(Message(name, station))
+            self.mail.send(Message(name, station, control=order))
 
     def drain(self) -> list[Finished]:
         """Finish every batch under way; the gradients of an incomplete accumulation are applied as they are."""
@@ -239,35 +248,30 @@ class Engine:
             stage.updater.version = self._update
 
     def state(self) -> dict[str, Any]:
-        """Copies of everything between two batches: stations, messages under way, and how far the run is."""
-        own = {name: getattr(self, name) for name in _PROGRESS}
+        """Everything between two batches but messages, as a tree of plain values and of the tensors in use."""
         micros = {position: asdict(micro) for position, micro in self._micros.items()}
-        rest = {
-            "progress": own,
+        return {
+            "stations": {index: station.state() for index, station in self.stations.items()},
+            "progress": {name: getattr(self, name) for name in _PROGRESS},
             "micros": micros,
             "newest": asdict(self._newest) if self._newest is not None else None,
-            "losses": self._losses,
-            "mail": self.mail.state(),
+            "losses": dict(self._losses),
             "recorder": self.recorder.state(),
         }
-        stations = {index: station.state() for index, station in self.stations.items()}
-        return {"stations": stations, **copied(rest)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the engine was whose `state` this is; it was built alike."""
+        """Continue where the engine was whose `state` this is; it was built alike. The tensors are used as they are."""
         for index, station in self.stations.items():
             station.load(state["stations"][index])
-        rest = copied({name: part for name, part in state.items() if name != "stations"})
-        for name, value in rest["progress"].items():
-            setattr(self, name, value)
+        for name in _PROGRESS:
+            setattr(self, name, state["progress"][name])
         self._micros.clear()
-        self._micros.update({position: Micro(**micro) for position, micro in rest["micros"].items()})
-        self._newest = Micro(**rest["newest"]) if rest["newest"] is not None else None
+        self._micros.update({position: Micro(**micro) for position, micro in state["micros"].items()})
+        self._newest = Micro(**state["newest"]) if state["newest"] is not None else None
         # Stations share this very dictionary.
         self._losses.clear()
-        self._losses.update(rest["losses"])
-        self.mail.load(rest["mail"])
-        self.recorder.load(rest["recorder"])
+        self._losses.update(state["losses"])
+        self.recorder.load(state["recorder"])
 
     def route(self, path: str | None = None) -> dict[int, Any]:
         """What evaluation runs through, by stage: the network itself, or another path that the method knows."""
@@ -291,7 +295,7 @@ class Engine:
         if len(self.stations) < self.schedule.stations:
             # It leaves this process when the sender gets to it; by then the caller may use its memory for the next one.
             y = map_tensors(Tensor.clone, y)
-        pieces = split_batch((x, y), self.microbatches)
+        pieces = [map_tensors(aligned, piece) for piece in split_batch((x, y), self.microbatches)]
         self._in_update += 1
         ends = self._in_update == self.accumulate
         for index, (xi, yi) in enumerate(pieces):

@@ -12,7 +12,7 @@ from ..errors import DataError
 from ..nn.tree import batch_size, map_tensors
 from ..schedule import OUTSIDE, Entry, Kind, Periodic, Port
 from ..transport.mail import ACK, EVALUATE, Mail, Micro
-from .engine import Engine
+from .engine import Engine, Order
 from .station import Operation, Station
 
 __all__ = ["evaluate", "evaluation_schedule"]
@@ -98,9 +98,9 @@ def evaluate(
             raise DataError("evaluate needs a loader on the rank that holds stage 0, got None")
         for x, y in loader:
             engine.step(x, y)
-        engine.announce_end()
+        engine.announce(Order.END)
     else:
-        while engine.step() is not None:
+        while engine.step() is not Order.END:
             pass
     engine.drain()
     return _summary(next(iter(stations.values())).sums)

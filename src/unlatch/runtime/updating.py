@@ -129,6 +129,8 @@ class Updater:
         for p, grad in zip(self.params, state["gradients"], strict=True):
             p.grad = grad
         if self.optimizer is not None:
+            # Parameters that had no step there must have none here.
+            self.optimizer.state.clear()
             self.optimizer.load_state_dict(completed(self.optimizer.state_dict(), state["optimizer"]))
         if self.scheduler is not None:
             self.scheduler.load_state_dict(completed(self.scheduler.state_dict(), state["schedule"]))

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..advise.advice import advise_method
-from ..errors import DataError
+from ..errors import DataError, UnlatchError
+from ..io.checkpoint import Checkpoint
 from ..methods import Method
-from ..nn.chain import Model, as_module, state_names
-from ..nn.tree import Tree, batch_size
+from ..nn.chain import as_module, state_names
+from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
-from ..runtime.engine import Engine, Finished
+from ..runtime.blueprint import Blueprint
+from ..runtime.engine import Engine, Finished, Order
 from ..runtime.evaluation import evaluate
 from ..runtime.events import Event
 from ..runtime.recalibration import recalibrating
-from ..runtime.stage import StageOptions
 from ..runtime.station import Station
 from ..schedule import Schedule
 from ..transport.health import Health
@@ -30,8 +32,10 @@ from ..transport.link import Link
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
+from .exact import packed, random_state, restore_random, share, unpacked, whole
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
+from .saving import Saving
 from .statistics import StageStatistics, gather_statistics
 
 __all__ = ["Loader", "Run", "StepResult"]
@@ -64,30 +68,32 @@ class Run:
 
     def __init__(
         self,
-        model: Model,
+        blueprint: Blueprint,
         method: Method,
-        plan: Plan,
-        options: StageOptions,
         engine: Engine,
-        world: World,
         links: list[Link],
         health: Health | None,
-        compensation: Compensation,
+        rebuild: Callable[[Method, Plan], Run],
     ) -> None:
         self.method = method
-        self.plan = plan
-        self._model = as_module(model)
-        self._options = options
+        self.plan = blueprint.plan
+        self._model = as_module(blueprint.model)
+        self._options = blueprint.options
         self._engine = engine
-        self._world = world
-        world.heed(engine.mail.failure)
+        self._world = blueprint.world
+        self._world.heed(engine.mail.failure)
         self._links = links
         self._health = health
-        self._compensation = compensation
-        self._names = {s.index: state_names(s.module, model) for s in engine.stages.values()}
+        self._compensation = Compensation(method.joined)
+        self._rebuild = rebuild
+        self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
+        self._optimizer = type(optimizers[0]).__name__ if optimizers else None
         self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
         self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
+        self._saving: Saving | None = None
+        self._aside: World | None = None
+        self._asked: int | None = None
         self.notes: list[str] = []
 
     # --------------------------------------------------------------- training
@@ -98,8 +104,12 @@ class Run:
             if self._engine.leads:
                 batch_size((x, y))
             unit = self._compensation.add(x, y, self._engine.leads)
-            finished = self._engine.step(*unit) if unit is not None else []
-            return self._result(finished or [])
+            return self._result(self._fed(unit) if unit is not None else [])
+
+    def _fed(self, unit: tuple[Tree, Tree]) -> list[Finished]:
+        finished = self._engine.step(*unit)
+        # An order comes from a session on the leading rank, which then reads the data itself.
+        return [] if isinstance(finished, Order) else finished
 
     def hear_watch(self) -> None:
         """Add to the notes what a method's watch has seen since the last time."""
@@ -118,7 +128,7 @@ class Run:
             finished = []
             rest = self._compensation.rest()
             if rest is not None:
-                finished += self._engine.step(*rest) or []
+                finished += self._fed(rest)
             finished += self._engine.drain()
             return [self._result([f]) for f in finished]
 
@@ -209,49 +219,198 @@ class Run:
     def state(self) -> dict[str, Any]:
         """Copies of everything that this process has under way, as a tree of tensors and plain values.
 
-        A run that is built alike and takes it over with `restore` goes on bit for bit as this one does.
+        A run that is built alike and takes it over with `restore` goes on bit for bit as this one does. Called on all
+        ranks after the same batch.
         """
-        return {**self._engine.state(), "joining": self._compensation.state()}
+        return self._under_way()()[1]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where the run was whose `state` this is; nothing may be under way here."""
-        self._engine.load(state)
-        self._compensation.load(state["joining"])
+        own = copied(dict(state))
+        self._engine.load(own)
+        self._engine.mail.load(own["mail"])
+        self._compensation.load(own["joining"])
+        # Whoever goes on first must not send to one who has yet to empty its boxes.
+        self._world.gather(None)
 
-    def save(self, path: str | Path, progress: Mapping[str, int] | None = None) -> None:
-        """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch.
+    def _under_way(self) -> Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]:
+        """Copies of the weights and the state. Training may go on: the result waits for what is still on the wire."""
+        engine = self._engine
+        cut = engine.mail.cut(link.peer for link in self._links)
+        for link in self._links:
+            link.mark()
+        own = {**engine.state(), "joining": self._compensation.state()}
+        model, state = copied((snapshot.model_state(engine.stages.values(), self._names), own))
+        return lambda: (model, {**state, "mail": cut.wait(engine.mail.failure)})
 
-        **Arguments:** `progress`: numbers that a session wants to find again.
+    def save(
+        self,
+        path: str | Path,
+        *,
+        exact: bool = True,
+        progress: Mapping[str, Any] | None = None,
+        wait: bool = True,
+        landed: Callable[[], None] | None = None,
+    ) -> Saving:
+        """Write a checkpoint. Called on all ranks after the same batch.
+
+        **Arguments:**
+
+        - `exact`: store the batches under way as well, so that a run that loads it goes on bit for bit. Otherwise the
+          pipeline is emptied first. Either kind can be loaded into any number of stages, any method and plain PyTorch.
+        - `progress`: plain values that a session wants to find again.
+        - `wait`: until it is in place; otherwise it is written while training goes on.
+        - `landed`: called on rank 0 once it is in place.
+
+        **Returns:** the checkpoint on its way; `wait()` on it raises what went wrong.
         """
-        self.flush()
-        self._engine.recorder.pause()
-        loop = {
-            **(progress or {}),
-            "method": repr(self.method),
-            "split": self.plan.split,
-            "joined": self._compensation.count,
-        }
-        snapshot.save(Path(path), self._engine, self._names, self._world, loop, self.plan.starts)
+        with self._reporting():
+            self.finish_saving()
+            if not exact:
+                self.flush()
+            self._engine.recorder.pause()
+            part = self._exact_part() if exact else self._drained_part()
+            loop = {
+                **(progress or {}),
+                "method": repr(self.method),
+                "split": self.plan.split,
+                "joined": self._compensation.count,
+                **self._engine.counters(),
+            }
+            facts = {"loop": loop, "run": self._identity().model_dump()}
+            made = partial(_exact_checkpoint, facts, self._engine.devices[0]) if exact else partial(_drained, facts)
+            if self._aside is None:
+                self._aside = self._world.aside()
+            self._saving = Saving(Path(path), self._aside, part, made, landed)
+            if wait:
+                self.finish_saving()
+            return self._saving
+
+    def finish_saving(self) -> None:
+        """Wait for a checkpoint that is still being written, and raise what went wrong with it; told once."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+
+    def _exact_part(self) -> Callable[[], Any]:
+        found, numbers = self._under_way(), random_state()
+        return lambda: (*found(), numbers)
+
+    def _drained_part(self) -> Callable[[], Any]:
+        own = snapshot.named(self._engine, self._names, self.plan.starts)
+        part = snapshot.Named(*copied(tuple(own))), random_state()
+        return lambda: part
+
+    def _identity(self) -> snapshot.Identity:
+        return snapshot.Identity.of(self.method, self.plan, self._engine.mean_loss, self._optimizer)
 
     def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any]:
         """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters.
 
+        Batches that were under way go on here if method, cut and optimizer are the same; the random numbers of this
+        process then continue as well. Otherwise a run like the one that wrote the checkpoint finishes them first.
+
         **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
         """
-        self.flush()
-        return snapshot.load(
-            Path(path), self._engine, self._names, self._world, self.plan.starts, optimizer=optimizer
-        )
+        path = Path(path)
+        with self._reporting():
+            self.finish_saving()
+            self.flush()
+            world, engine = self._world, self._engine
+            names = {name for part in self._names.values() for name in part.values()}
+            ranks = world.gather((names, set(engine.stations), engine.leads))
+            shares: list[Any] | None = None
+            if world.rank == 0:
+                try:
+                    with snapshot.tolerating(path):
+                        shares = self._shares(path, ranks, optimizer)
+                except (UnlatchError, OSError) as error:
+                    shares = [error] * world.size
+            mine = world.share_out(shares)
+            if isinstance(mine, Exception):
+                raise mine
+            content, state, saved = mine
+            problem: UnlatchError | None = None
+            try:
+                with snapshot.tolerating(path):
+                    self._take_over(path, content, state, saved, optimizer)
+            except UnlatchError as error:
+                problem = error
+            for found in world.gather(problem):
+                if found is not None:
+                    raise found
+            return dict(saved.loop.model_dump())
+
+    def _shares(self, path: Path, ranks: list[Any], optimizer: bool) -> list[Any]:
+        """For each rank what it takes over: tensors by name, or what was under way."""
+        content, saved = snapshot.read(path)
+        snapshot.compare_names(path, {name for names, *_ in ranks for name in names}, set(content.model))
+        brief = saved.model_copy(update={"exact": None})
+        if saved.exact is not None:
+            assert saved.run is not None
+            if optimizer:
+                snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
+            state = unpacked(content)
+            if optimizer and saved.run.matches(self._identity()):
+                return [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
+            if optimizer or saved.run.optimizer == self._optimizer:
+                content, brief = self._drained(path, state, saved)
+        return [(snapshot.only_for(content, names, stations), None, brief) for names, stations, _ in ranks]
+
+    def _drained(
+        self, path: Path, state: Mapping[str, Any], saved: snapshot.Saved
+    ) -> tuple[Checkpoint, snapshot.Saved]:
+        """Finish what is under way in a run like the one that it is from."""
+        assert saved.run is not None
+        again = self._rebuild(*saved.run.made(path))
+        again.restore(state)
+        again.flush()
+        loop = {**saved.loop.model_dump(), **again._engine.counters()}
+        content = _drained({"loop": loop}, [again._drained_part()()])
+        return content, snapshot.Saved.model_validate(content.state)
+
+    def _take_over(self, path: Path, content: Any, state: Any, saved: snapshot.Saved, optimizer: bool) -> None:
+        if state is None:
+            args = (content, saved, self._engine, self._names, self.plan.starts, optimizer)
+            snapshot.load_named(path, *args)
+            return
+        self._engine.load(state)
+        self._engine.mail.load(state["mail"])
+        self._compensation.load(state["joining"])
+        if self._world.rank < len(saved.random):
+            restore_random(saved.random[self._world.rank])
 
     # ------------------------------------------------------------------- end
 
+    def request_stop(self, number: int) -> None:
+        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came."""
+        if self._health is not None:
+            self._health.ask_to_stop(number)
+        self._asked = number
+
+    def stop_requested(self) -> int | None:
+        """The signal for which some rank was asked to end, if any was; others know it within a second or so."""
+        return self._asked or (self._health.asked_to_stop() if self._health is not None else None)
+
+    def failure(self) -> UnlatchError | None:
+        """Why this rank cannot go on, if it cannot."""
+        return self._engine.mail.failure()
+
     def close(self) -> None:
-        """Take leave of the other ranks. Called by the context manager."""
+        """Finish what is being saved and take leave of the other ranks. Called by the context manager."""
+        try:
+            self.finish_saving()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         if self._health is not None:
             self._health.close()
         for link in self._links:
             link.close()
         self._links = []
+        if self._aside is not None:
+            self._aside.close()
         self._world.close()
 
     def __enter__(self) -> Run:
@@ -281,3 +440,13 @@ def _by_stage(measured: Any) -> int:
 def _first_line(error: BaseException | None) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any]) -> Checkpoint:
+    model = {name: t for own, *_ in parts for name, t in own.items()}
+    state = whole([state for _, state, _ in parts], leader)
+    return packed(model, state, {**facts, "random": [numbers for *_, numbers in parts]})
+
+
+def _drained(facts: Mapping[str, Any], parts: Sequence[Any]) -> Checkpoint:
+    return snapshot.merged([own for own, _ in parts], {**facts, "random": [numbers for _, numbers in parts]})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..errors import PlanError, ScheduleError
 from ..methods import Method
+from ..nn.chain import chain
+from ..plan import Plan
 from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
@@ -14,7 +18,7 @@ from ..schedule import OUTSIDE, Schedule, steady_buffers
 from ..transport.health import Health
 from ..transport.link import Link
 from ..transport.mail import Mail, Message
-from .batching import Compensation
+from ..transport.world import World
 from .run import Run
 
 __all__ = ["connect", "place"]
@@ -75,17 +79,24 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
         for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
             links[peer] = Link(peer, world.group, mail, health, boxes)
-    return Run(
-        blueprint.model,
-        method,
-        blueprint.plan,
-        blueprint.options,
-        engine,
-        world,
-        list(links.values()),
-        health,
-        Compensation(method.joined),
-    )
+
+    def rebuild(other: Method, plan: Plan) -> Run:
+        """A run of the same model by another method and cut, from copies, in this process alone."""
+        model = copy.deepcopy(blueprint.model)
+        microbatches = other.microbatches if other.microbatches != "auto" else 1
+        again = replace(
+            blueprint,
+            model=model,
+            blocks=chain(model),
+            plan=plan,
+            ranks=[0] * max(plan.devices, len(plan.starts)),
+            world=World(),
+            microbatches=microbatches,
+            accumulate=other.accumulate,
+        )
+        return connect(again, other, stall_limit)
+
+    return Run(blueprint, method, engine, list(links.values()), health, rebuild)
 
 
 def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:

@@ -47,6 +47,8 @@ class Health:
         self.rank, self.ranks = rank, ranks
         self._last_words = f"unlatch/{run}/failure"
         self._beat = f"unlatch/{run}/beat"
+        self._stop_request = f"unlatch/{run}/stop"
+        self._wish: int | None = None
         self.describe = describe
         self._on_loss = on_loss
         self._limit = stall_limit
@@ -89,6 +91,15 @@ class Health:
             "step, flush, fit and evaluate equally often on every rank"
         )
 
+    def ask_to_stop(self, number: int) -> None:
+        """Ask all ranks to end the run in good order, because signal `number` came; safe in a signal handler."""
+        # The watcher passes it on in its next round: a handler may interrupt anything, so it must not wait for a lock.
+        self._wish = number
+
+    def asked_to_stop(self) -> int | None:
+        """The signal for which some rank has asked all others to end, about a second after it did; else `None`."""
+        return self._wish
+
     def close(self) -> None:
         """Stop watching; afterwards no sign of life is given and nobody is called lost."""
         self._stop.set()
@@ -110,6 +121,13 @@ class Health:
         except (RuntimeError, ValueError):
             return None
 
+    def _exchange_wishes(self) -> None:
+        assert self._store is not None
+        if self._wish is not None:
+            self._store.compare_set(self._stop_request, "", str(self._wish))
+        elif self._store.check([self._stop_request]):
+            self._wish = int(self._store.get(self._stop_request))
+
     def _watch(self) -> None:
         assert self._store is not None
         interval = min(1.0, self._limit / 4)
@@ -129,6 +147,7 @@ class Health:
                     peers = {r: f"{self._beat}/{r}" for r in range(self.ranks) if r != self.rank}
                     # One that never gave a sign is judged as well, from the first look on.
                     counts = {r: int(self._store.get(k)) if self._store.check([k]) else 0 for r, k in peers.items()}
+                    self._exchange_wishes()
             except (RuntimeError, ValueError):
                 if not self._stop.is_set():
                     self._on_loss(self.loss(0))

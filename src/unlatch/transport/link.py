@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerLost, TransportError, UnlatchError
-from .mail import Mail, Message
+from .mail import MARK, Mail, Message
 from .wire import HEADER_BYTES, close_notice, open_envelope, seal
 
 __all__ = ["Link"]
@@ -74,6 +74,10 @@ class Link:
         """Hand over a message; returns at once. Its tensors must not be changed afterwards."""
         self._outbox.put(message)
 
+    def mark(self) -> None:
+        """Tell the peer that whatever was sent before belongs to the snapshot taken here."""
+        self._outbox.put(Message(MARK, self.peer))
+
     def close(self, timeout: float = 10.0, sending: float = 60.0) -> None:
         """Send what is left, take leave of the peer, and wait for its own leave.
 
@@ -118,7 +122,11 @@ class Link:
                     return
                 for block in envelope.blocks:
                     self._receive(block)
-                self._mail.post(envelope.message())
+                message = envelope.message()
+                if message.kind == MARK:
+                    self._mail.mark(self.peer)
+                else:
+                    self._mail.post(message, self.peer)
                 expected += 1
         except Exception as error:
             self._failed(error)

@@ -77,6 +77,7 @@ class _Head(BaseModel):
     micro: Micro | None = None
     version: int = 0
     scalars: dict[str, float] | None = None
+    control: str | None = None
     structure: str | list[Any] = ""
     tensors: list[tuple[str, list[Count], list[Count]]] = []
 
@@ -122,6 +123,7 @@ class Envelope:
             payload=unflatten(head.structure, self._tensors),
             version=head.version,
             scalars=head.scalars,
+            control=head.control,
         )
 
 
@@ -158,6 +160,7 @@ def seal(message: Message, sequence: int) -> tuple[Tensor, list[Tensor]]:
         "micro": asdict(message.micro) if message.micro else None,
         "version": message.version,
         "scalars": message.scalars,
+        "control": message.control,
         "structure": structure,
         "tensors": [(str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride())) for t in tensors],
     }

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -59,6 +59,32 @@ class World:
         self._together(lambda: dist.broadcast_object_list(box, src=0, group=self.group))
         result: T = box[0]
         return result
+
+    def collect(self, value: T) -> list[T] | None:
+        """The values of all ranks, by rank, on rank 0; elsewhere `None`."""
+        if self.group is None:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        self._together(lambda: dist.gather_object(value, values, dst=0, group=self.group))
+        return values
+
+    def share_out(self, values: Sequence[T] | None) -> T:
+        """For each rank its own one of rank 0's `values`, which nobody else needs to have."""
+        if self.group is None:
+            assert values is not None
+            return values[0]
+        box: list[Any] = [None]
+        given = list(values) if values is not None else None
+        self._together(lambda: dist.scatter_object_list(box, given, src=0, group=self.group))
+        result: T = box[0]
+        return result
+
+    def aside(self) -> World:
+        """The same ranks with connections of their own, for exchanges on another thread. Made by all ranks together."""
+        other = World.__new__(World)
+        other.group = None if self.group is None else dist.new_group(backend="gloo", timeout=_PATIENCE)
+        other.rank, other.size, other.name, other._alarm = self.rank, self.size, self.name, self._alarm
+        return other
 
     def _together(self, work: Callable[[], None]) -> None:
         """Do a collective operation, which nothing can interrupt, on a thread, so that this one can hear the alarm."""
