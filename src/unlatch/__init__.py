@@ -1,6 +1,7 @@
 """Unlatch: train deep networks without lock-step backpropagation."""
 
 from . import data, errors, methods, models, nn, schedule
+from .io.checkpoints import Checkpoints
 from .train import Epoch, Run, StageStatistics, StepResult, Trainer, parallelize
 from .transport.faults import Faults
 from .transport.launch import Ranks, launch
@@ -8,6 +9,7 @@ from .transport.launch import Ranks, launch
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoints",
     "Epoch",
     "Faults",
     "Ranks",

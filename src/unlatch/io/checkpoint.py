@@ -41,11 +41,10 @@ class _Strict(BaseModel):
 
 
 class _Encoded(_Strict):
-    """How a tensor is made of what the file holds: bytes of another type, or dimensions in another order."""
+    """Of which type and shape the bytes are that stand for a tensor."""
 
-    dtype: str | None = None
-    shape: list[Annotated[int, Field(ge=0)]] | None = None
-    order: list[Annotated[int, Field(ge=0)]] | None = None
+    dtype: str
+    shape: list[Annotated[int, Field(ge=0)]]
 
 
 class _File(_Strict):
@@ -113,7 +112,7 @@ def read(path: str | Path, only: Container[str] | None = None) -> Checkpoint:
     """
     folder, manifest = _opened(path)
     if f"{_MODEL}.safetensors" not in manifest.files:
-        raise CheckpointMismatch(f"{folder / STATE}: files: expected {_MODEL}.safetensors, got {sorted(manifest.files)}")
+        raise CheckpointMismatch(f"{folder / STATE}: files: expected {_MODEL}.safetensors among {list(manifest.files)}")
     wanted = {Path(name).stem: facts for name, facts in manifest.files.items()}
     groups = {
         stem: _load(folder / f"{stem}.safetensors", facts)
@@ -178,31 +177,17 @@ def _save(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise ValueError(f"cannot store {name!r}, a tensor of layout {tensor.layout}: expected a dense one")
-        dense = tensor.detach().cpu().resolve_conj().resolve_neg()
-        if (order := _memory_order(dense)) is not None:
-            # What is computed from it may depend on how it lies in memory, to the last bit.
-            dense = dense.permute(order)
-            encoded[name] = {"order": order}
-        dense = dense.contiguous()
+        dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if dense.untyped_storage().data_ptr() in memory:
             dense = dense.clone()
         memory.add(dense.untyped_storage().data_ptr())
         if dense.dtype not in _NATIVE:
-            dtype = str(dense.dtype).removeprefix("torch.")
-            encoded[name] = {**encoded.get(name, {}), "dtype": dtype, "shape": list(dense.shape)}
+            encoded[name] = {"dtype": str(dense.dtype).removeprefix("torch."), "shape": list(dense.shape)}
             dense = dense.reshape(-1).view(torch.uint8)
         stored[name] = dense
     data = serialize(stored)
     file.write_bytes(data)
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "encoded": encoded}
-
-
-def _memory_order(tensor: Tensor) -> list[int] | None:
-    """The dimensions by falling stride, if the tensor is dense in that order and not in its own."""
-    if tensor.is_contiguous():
-        return None
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
-    return order if tensor.permute(order).is_contiguous() else None
 
 
 def _load(file: Path, facts: _File) -> dict[str, Tensor]:
@@ -214,7 +199,8 @@ def _load(file: Path, facts: _File) -> dict[str, Tensor]:
         if hashlib.file_digest(handle, "sha256").hexdigest() != facts.sha256:
             raise CheckpointMismatch(f"{file}: its content does not match its checksum; it is damaged or was replaced")
     try:
-        tensors = load_file(file)
+        # Sums over numbers that lie elsewhere relative to a cache line may differ in the last bit.
+        tensors = {name: t.clone() for name, t in load_file(file).items()}
     except SafetensorError as error:
         raise CheckpointMismatch(f"{file}: is no safetensors file ({error})") from error
     for name, true in facts.encoded.items():
@@ -228,17 +214,10 @@ def _load(file: Path, facts: _File) -> dict[str, Tensor]:
 
 
 def _decode(data: Tensor, true: _Encoded) -> Tensor:
-    if true.dtype is not None:
-        dtype, shape = getattr(torch, true.dtype, None), true.shape or []
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"this torch knows no dtype {true.dtype}")
-        # A view needs bytes aligned to the new dtype, which safetensors does not promise.
-        data = data.clone().view(dtype).reshape(shape) if math.prod(shape) else torch.empty(shape, dtype=dtype)
-    if true.order is not None:
-        if sorted(true.order) != list(range(data.dim())):
-            raise ValueError(f"order {true.order} of {data.dim()} dimensions")
-        data = data.permute([true.order.index(d) for d in range(data.dim())])
-    return data
+    dtype = getattr(torch, true.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"this torch knows no dtype {true.dtype}")
+    return data.view(dtype).reshape(true.shape) if math.prod(true.shape) else torch.empty(true.shape, dtype=dtype)
 
 
 def _manifest(file: Path) -> _Manifest:

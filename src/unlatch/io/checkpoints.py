@@ -1,11 +1,11 @@
 """The checkpoints of one run: a folder per step, and which of them is the latest and the best.
 
-    checkpoints/
-      step-00000400/   one checkpoint, see `checkpoint`
-      step-00000450/
-      latest -> step-00000450
-      best -> step-00000400
-      scores.json      of those steps that were evaluated
+checkpoints/
+  step-00000400/   one checkpoint, see `checkpoint`
+  step-00000450/
+  latest -> step-00000450
+  best -> step-00000400
+  scores.json      of those steps that were evaluated
 """
 
 from __future__ import annotations

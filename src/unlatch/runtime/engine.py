@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
-from ..nn.tree import batch_size, map_tensors, split_batch
+from ..nn.tree import aligned, batch_size, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Kind, Schedule
 from ..transport.mail import Mail, Message, Micro
 from ..transport.wire import dense_tree
@@ -39,7 +39,6 @@ __all__ = ["Engine", "Finished", "Order"]
 #: Plain numbers that say how far an engine is.
 _PROGRESS = (
     "batches",
-    "handled",
     "_origin",
     "_fed",
     "_done",
@@ -254,7 +253,7 @@ class Engine:
             stage.updater.version = self._update
 
     def state(self) -> dict[str, Any]:
-        """Everything between two batches but messages: stations, and how far the run is. Its tensors are those in use."""
+        """Everything between two batches but messages, as a tree of plain values and of the tensors in use."""
         micros = {position: asdict(micro) for position, micro in self._micros.items()}
         return {
             "stations": {index: station.state() for index, station in self.stations.items()},
@@ -301,7 +300,7 @@ class Engine:
         if len(self.stations) < self.schedule.stations:
             # It leaves this process when the sender gets to it; by then the caller may use its memory for the next one.
             y = map_tensors(Tensor.clone, y)
-        pieces = split_batch((x, y), self.microbatches)
+        pieces = [map_tensors(aligned, piece) for piece in split_batch((x, y), self.microbatches)]
         self._in_update += 1
         ends = self._in_update == self.accumulate
         for index, (xi, yi) in enumerate(pieces):

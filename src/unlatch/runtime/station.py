@@ -153,5 +153,3 @@ class ChainStation(Station):
         """The second half of a backward."""
         self.stage.backward_weights(micro)
         return ()
-
-

@@ -35,9 +35,7 @@ class Trained:
     ) -> None:
         self.module = module.train()
         params = [p for p in module.parameters() if p.requires_grad]
-        self.updater = Updater(
-            params, UpdateRule(), place, optimizer, lr_scheduler, clip_grad_norm=clip_grad_norm
-        )
+        self.updater = Updater(params, UpdateRule(), place, optimizer, lr_scheduler, clip_grad_norm=clip_grad_norm)
 
     def update(self, batches: int = 1, *, schedule: bool = True) -> None:
         """Apply the gradients of `batches` batches, averaged; move the learning-rate schedule on if `schedule`."""

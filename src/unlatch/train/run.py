@@ -29,6 +29,7 @@ from ..runtime.station import Station
 from ..schedule import Schedule
 from ..transport.health import Health
 from ..transport.link import Link
+from ..transport.reports import report_progress
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
@@ -93,6 +94,7 @@ class Run:
         self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
         self._saving: Saving | None = None
         self._aside: World | None = None
+        self._asked: int | None = None
         self.notes: list[str] = []
 
     # --------------------------------------------------------------- training
@@ -233,7 +235,7 @@ class Run:
         self._world.gather(None)
 
     def _under_way(self) -> Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]:
-        """Copies of the weights and of the state. Training may go on; what is still on the wire, the result waits for."""
+        """Copies of the weights and the state. Training may go on: the result waits for what is still on the wire."""
         engine = self._engine
         cut = engine.mail.cut(link.peer for link in self._links)
         for link in self._links:
@@ -280,7 +282,14 @@ class Run:
             made = partial(_exact_checkpoint, facts, self._engine.devices[0]) if exact else partial(_drained, facts)
             if self._aside is None:
                 self._aside = self._world.aside()
-            self._saving = Saving(Path(path), self._aside, part, made, landed)
+            step = self._engine.batches
+
+            def in_place() -> None:
+                if landed is not None:
+                    landed()
+                report_progress(step)
+
+            self._saving = Saving(Path(path), self._aside, part, made, in_place)
             if wait:
                 self.finish_saving()
             return self._saving
@@ -335,9 +344,9 @@ class Run:
                     self._take_over(path, content, state, saved, optimizer)
             except UnlatchError as error:
                 problem = error
-            for error in world.gather(problem):
-                if error is not None:
-                    raise error
+            for found in world.gather(problem):
+                if found is not None:
+                    raise found
             return dict(saved.loop.model_dump())
 
     def _shares(self, path: Path, ranks: list[Any], optimizer: bool) -> list[Any]:
@@ -347,6 +356,8 @@ class Run:
         brief = saved.model_copy(update={"exact": None})
         if saved.exact is not None:
             assert saved.run is not None
+            if optimizer:
+                snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
             state = unpacked(content)
             if optimizer and saved.run.matches(self._identity()):
                 return [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
@@ -354,7 +365,9 @@ class Run:
                 content, brief = self._drained(path, state, saved)
         return [(snapshot.only_for(content, names, stations), None, brief) for names, stations, _ in ranks]
 
-    def _drained(self, path: Path, state: Mapping[str, Any], saved: snapshot.Saved) -> tuple[Checkpoint, snapshot.Saved]:
+    def _drained(
+        self, path: Path, state: Mapping[str, Any], saved: snapshot.Saved
+    ) -> tuple[Checkpoint, snapshot.Saved]:
         """Finish what is under way in a run like the one that it is from."""
         assert saved.run is not None
         again = self._rebuild(*saved.run.made(path))
@@ -377,11 +390,29 @@ class Run:
 
     # ------------------------------------------------------------------- end
 
+    def request_stop(self, number: int) -> None:
+        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came."""
+        if self._health is not None:
+            self._health.ask_to_stop(number)
+        self._asked = number
+
+    def stop_requested(self) -> int | None:
+        """The signal for which some rank was asked to end, if any was; others know it within a second or so."""
+        return self._asked or (self._health.asked_to_stop() if self._health is not None else None)
+
+    def failure(self) -> UnlatchError | None:
+        """Why this rank cannot go on, if it cannot."""
+        return self._engine.mail.failure()
+
     def close(self) -> None:
         """Finish what is being saved and take leave of the other ranks. Called by the context manager."""
-        self.finish_saving()
-        if self._health is not None:
-            self._health.close()
+        try:
+            self.finish_saving()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        # Signs of life are given, and others watched, until all links are closed.
         for link in self._links:
             link.close()
         self._links = []

@@ -20,7 +20,6 @@ from ..runtime.faulty import break_engine, check_faults
 from ..schedule import OUTSIDE, Schedule, steady_buffers
 from ..transport.faults import Faults
 from ..transport.faulty_link import FaultyLink
-from ..transport.health import Health
 from ..transport.link import Link
 from ..transport.mail import Mail, Message
 from ..transport.world import World
@@ -48,7 +47,7 @@ def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list
     return [range(a, b) for a, b in zip(starts, [*starts[1:], stages], strict=True)]
 
 
-def connect(blueprint: Blueprint, method: Method, stall_limit: float, faults: Faults) -> Run:
+def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
     world = blueprint.world
     schedule = method.program(blueprint)
@@ -85,13 +84,14 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float, faults: Fa
             log.warning("faults are injected into this run: %s", "; ".join(map(str, faults)) or "none in this start")
         break_engine(engine, faults)
         make_link = partial(FaultyLink, faults=faults)
-    health = None
-    if world.group is not None:
+    health = world.health
+    if world.group is not None and health is not None:
 
         def describe(rank: int) -> str:
             return _describe([station for station, at in enumerate(devices) if at == rank], schedule.stages)
 
-        health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
+        health.describe = describe
+        health.report_to(mail.fail)
         for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
             links[peer] = make_link(peer, world.group, mail, health, boxes)
 
@@ -109,7 +109,7 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float, faults: Fa
             microbatches=microbatches,
             accumulate=other.accumulate,
         )
-        return connect(again, other, stall_limit, Faults())
+        return connect(again, other, Faults())
 
     return Run(blueprint, method, engine, list(links.values()), health, rebuild)
 

@@ -106,7 +106,9 @@ class Cut:
     mark, so the rest is known as soon as every peer's mark has come. Nobody waits for it meanwhile.
     """
 
-    def __init__(self, number: int, messages: list[Message], peers: Iterable[int], changed: threading.Condition) -> None:
+    def __init__(
+        self, number: int, messages: list[Message], peers: Iterable[int], changed: threading.Condition
+    ) -> None:
         self.number = number
         self.missing = set(peers)
         self.messages = messages
