@@ -7,10 +7,12 @@ import os
 
 import psutil
 import pytest
+import torch
 
 import unlatch
-from restart_jobs import fails
-from scripts import run_script
+from rank_jobs import differences
+from restart_jobs import fails, session
+from scripts import TORCHRUN, run_script
 from unlatch.errors import ConfigError, NoProgress, PeerLost, StageFailed
 
 
@@ -104,3 +106,29 @@ def test_a_rank_that_never_comes_is_named(tmp_path):
 def test_a_negative_number_of_restarts():
     with pytest.raises(ConfigError, match="max_restarts must be 0 or more, got -1"):
         unlatch.launch(os.getpid, 1, max_restarts=-1)
+
+
+@pytest.mark.parametrize("method", ["bp", "dtrp", "pipedream"])
+def test_a_restarted_session_ends_with_the_weights_of_an_undisturbed_one(tmp_path, method):
+    expected = session(method, None, [])
+    found = unlatch.launch(session, 2, args=(method, str(tmp_path), [8, 11]), max_restarts=2)
+    assert all(differences(expected, outcome) == [] for outcome in found)
+
+
+@pytest.mark.parametrize("method", ["bp", "dtrp", "petra"])
+def test_torchrun_restarts(tmp_path, method):
+    """The recipe of docs/deploy.md. torchrun keeps its store between starts, with all that the dead wrote there."""
+    done = run_script(
+        tmp_path,
+        "import os, sys, torch\nfrom restart_jobs import session\n"
+        "torch.set_num_threads(1)\n"
+        f"found = session('{method}', os.path.join(sys.argv[1], 'checkpoints'), [8, 11])\n"
+        "torch.save(found, os.path.join(sys.argv[1], os.environ['RANK']))\n",
+        *TORCHRUN,
+        "--max-restarts",
+        "2",
+    )
+    assert done.returncode == 0, done.stderr
+    expected = session(method, None, [])
+    for rank in range(2):
+        assert differences(expected, torch.load(tmp_path / str(rank))) == []
