@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import resume_jobs
+import trainer_jobs
 from order_jobs import CASES
 
 
@@ -42,3 +43,15 @@ def test_memory_orders_survive(tmp_path):
     assert any(strides[1] == 1 for strides in inputs)
     expected = resume_jobs.feed_images(run, 3, 4)
     assert resume_jobs.feed_images(again, 3, 4) == expected
+
+
+def test_sessions_on_ranks(ranks2, tmp_path):
+    for differing in ranks2.run(trainer_jobs.differing, str(tmp_path), [3, 5]):
+        assert differing == []
+
+
+@pytest.mark.parametrize("every", ["2 batches", "0.00001 minutes"])
+@pytest.mark.parametrize("case", ["pipedream", "dtrp", "auxvar"])
+def test_checkpoints_written_beside_training(ranks2, tmp_path, case, every):
+    for wrong in ranks2.run(trainer_jobs.all_of_one, case, str(tmp_path), every):
+        assert wrong == []

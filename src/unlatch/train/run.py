@@ -412,8 +412,7 @@ class Run:
             self._leave()
 
     def _leave(self) -> None:
-        if self._health is not None:
-            self._health.close()
+        # Signs of life are given, and others watched, until all links are closed.
         for link in self._links:
             link.close()
         self._links = []

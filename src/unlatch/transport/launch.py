@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import secrets
 import signal
 import threading
 import time
@@ -99,7 +100,7 @@ class Ranks:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._store = host_store()
+        self._store, secret = host_store(), secrets.token_hex(32)
         self._joined = set[int]()
         # Linux ends a child with the thread that started it, and only the main one lasts as long as the process.
         bound = threading.current_thread() is threading.main_thread()
@@ -109,7 +110,14 @@ class Ranks:
             for rank in range(self._processes):
                 ours, theirs = context.Pipe()
                 place = Place(
-                    rank, self._processes, self._store.port, self._threads, os.getpid(), bound, self._start_limit
+                    rank=rank,
+                    ranks=self._processes,
+                    port=self._store.port,
+                    secret=secret,
+                    threads=self._threads,
+                    parent=os.getpid(),
+                    bound=bound,
+                    start_limit=self._start_limit,
                 )
                 name = f"unlatch-rank-{rank}"
                 worker = context.Process(target=serve, args=(theirs, place), name=name, daemon=False)
