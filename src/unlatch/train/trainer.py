@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data.pairs import pairs
 from ..errors import ConfigError, DataError, Interrupted, UnlatchError
 from ..io.checkpoints import Checkpoints
 from ..nn.tree import batch_size
@@ -200,12 +201,8 @@ class Trainer:
         if loader is None:
             raise UnlatchError("fit needs a loader on the rank that holds stage 0")
         empty = self.batches_into_epoch == 0
-        for batch in self._placed(loader):
+        for batch in pairs(self._placed(loader), "fit"):
             empty = False
-            if not (isinstance(batch, tuple | list) and len(batch) == 2):
-                raise DataError(
-                    f"fit needs a loader of pairs (x, y), got {type(batch).__name__} from it; adapt the loader"
-                )
             if engine.holds_first and collect.is_empty:
                 # Asked with the next batch at hand: without one the pass is complete, and nothing is cut short.
                 self._ended = self._asked_to_end(stop)
