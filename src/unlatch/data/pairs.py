@@ -22,9 +22,14 @@ def pairs(loader: Iterable[Any], what: str) -> Iterator[tuple[Any, Any]]:
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise DataError(f"{what} needs a loader of pairs (x, y), got {type(loader).__name__}; it cannot be iterated")
+    # At once, not with the first batch: a loader may draw random numbers here.
+    return _checked(iter(loader), what)
+
+
+def _checked(batches: Iterator[Any], what: str) -> Iterator[tuple[Any, Any]]:
     count = 0
     try:
-        for batch in loader:
+        for batch in batches:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 of = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
                 raise DataError(f"{what} needs a loader of pairs (x, y), got {of} from it; adapt the loader")
