@@ -25,7 +25,6 @@ from unlatch.io.optional import optional_file
 from unlatch.io.run_folder import RunFolder
 from unlatch.io.space import shortage
 
-
 #: Scripts of their own import what is tested here.
 SOURCES = {**os.environ, "PYTHONPATH": str(Path(unlatch.__file__).parents[1])}
 
