@@ -15,10 +15,10 @@ from order_jobs import CASES, begun, data
 from unlatch.errors import CheckpointMismatch
 from unlatch.methods import get
 
+SGD = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
 
-def another(
-    method: str = "bp", stages: int = 2, optimizer=partial(torch.optim.SGD, lr=0.5, momentum=0.9)
-) -> unlatch.Run:
+
+def another(method: str = "bp", stages: int = 2, optimizer=SGD) -> unlatch.Run:
     torch.manual_seed(9)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)])
     split = ["2", "3"][: stages - 1]
@@ -110,7 +110,7 @@ def test_a_method_that_no_file_can_describe(tmp_path):
         loss_fn=mse_loss,
         optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
     )
-    with pytest.raises(CheckpointMismatch, match="its options hold functions.*save with exact=False"):
+    with pytest.raises(CheckpointMismatch, match=r"its options hold functions.*save with exact=False"):
         other.load(tmp_path / "checkpoint")
 
 
