@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..advise.advice import advise_method
-from ..errors import DataError, UnlatchError
+from ..errors import DataError, Interrupted, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
 from ..nn.chain import as_module, state_names
@@ -424,7 +424,8 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None:
+        # A session that was interrupted has ended on all ranks alike.
+        if kind is None or issubclass(kind, Interrupted):
             self.close()
         elif self._health is not None:
             self._health.leave_note(_first_line(error))
