@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ..errors import TransportError
+from .meeting import join_group
 
 __all__ = ["World", "current_world"]
 
@@ -131,7 +132,7 @@ def current_world(distributed: bool | None = None) -> World:
     if distributed is False:
         return World()
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo")
+        join_group()
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return World()
     return World(dist.new_group(backend="gloo", timeout=_PATIENCE))
