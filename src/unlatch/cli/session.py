@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 from ..data.loader import Loader
 from ..errors import ConfigError
 from ..io import checkpoint
 from ..io.metrics import Metrics, read
+from ..io.optional import optional_file
 from ..report.measures import measures_figure, measures_of
 from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event, bubble
@@ -283,17 +285,18 @@ class _Session:
             folder = Path(self.options.folder)
             _write_events(folder / "events.jsonl", events)
             if self._probes:
-                probe_figure(read_probe(folder)).savefig(folder / "probe.png", dpi=140)
+                _draw(folder / "probe.png", probe_figure(read_probe(folder)))
             self._draw_reconstruction(folder)
             if measures := measures_of(read(folder)):
-                measures_figure({"": measures}).savefig(folder / "measures.png", dpi=140)
-            (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+                _draw(folder / "measures.png", measures_figure({"": measures}))
+            with optional_file(folder / "summary.json") as draft:
+                draft.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         return summary
 
     def _draw_reconstruction(self, folder: Path) -> None:
         if any(stage.reconstruction for stage in self.found):
             figure = reconstruction_figure(self.found, per_update=self.prepared.method.per_update)
-            figure.savefig(folder / "reconstruction.png", dpi=140)
+            _draw(folder / "reconstruction.png", figure)
 
     def _summary(self, status: str, seconds: float) -> dict[str, Any]:
         config, last = self.prepared.config, self.epochs[-1] if self.epochs else None
@@ -337,10 +340,15 @@ def _as_row(stage: StageStatistics) -> dict[str, Any]:
     return {name: value for name, value in asdict(stage).items() if isinstance(value, int | float | None)}
 
 
+def _draw(path: Path, figure: Figure) -> None:
+    with optional_file(path) as draft:
+        figure.savefig(draft, dpi=140)
+
+
 def _write_events(path: Path, events: Sequence[Event]) -> None:
     """One line per action; times in seconds since the first one."""
     origin = events[0].start if events else 0.0
-    with path.open("w", encoding="utf-8") as file:
+    with optional_file(path) as draft, draft.open("w", encoding="utf-8") as file:
         for event in events:
             shifted = event._replace(start=round(event.start - origin, 7), end=round(event.end - origin, 7))
             file.write(json.dumps(shifted._asdict()) + "\n")

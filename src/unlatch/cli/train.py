@@ -134,10 +134,9 @@ def _here(request: _Request) -> dict[str, Any]:
     config, notes = _settings(request)
     data = loaders(config)
     prepared = _prepare(request, config, data[0])
-    folder = _folder(request, config)
-    _announce(console, prepared, notes, folder)
-    options = _session_options(request, folder)
-    with stopping_on_signals(folder.path):
+    with _folder(request, config) as folder, stopping_on_signals(folder.path):
+        _announce(console, prepared, notes, folder)
+        options = _session_options(request, folder)
         if config.run.processes == 1:
             return {**train_session(prepared, options, data), "out": str(folder.path)}
         with Ranks(config.run.processes, threads=config.run.threads) as ranks:

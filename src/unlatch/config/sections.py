@@ -126,7 +126,7 @@ class RunSettings(_Section):
     stages: Positive = 1
     processes: Positive = 1  # 1: inline
     epochs: Positive = 1
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # what torch takes
     precision: Literal["fp32", "bf16"] = "fp32"
     loss: str = "cross_entropy"
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = None

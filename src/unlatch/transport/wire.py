@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ..errors import TransportError
@@ -28,6 +30,8 @@ HEADER_BYTES = 16384
 _INLINE_BYTES, _ALL_INLINE_BYTES = 4096, 8192
 # Length of the text and checksum of everything else.
 _PREFIX = 16
+# No message is larger than the machine: room for one that claims to be is not even asked for.
+_MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def dense(t: Tensor) -> Tensor:
@@ -58,17 +62,41 @@ def _flat(t: Tensor) -> Tensor:
     return t.detach().as_strided((t.numel(),), (1,), t.storage_offset()).view(torch.uint8)
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Head(BaseModel):
+    """The text of a header. What it says is believed only as far as its types go: the rest is checked by `Envelope`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    sequence: Count
+    closes: bool = False
+    kind: str = ""
+    stage: int = 0
+    micro: Micro | None = None
+    version: int = 0
+    scalars: dict[str, float] | None = None
+    control: str | None = None
+    structure: str | list[Any] = ""
+    tensors: list[tuple[str, list[Count], list[Count]]] = []
+
+
 class Envelope:
     """A header that was read: the message without its large tensors, and the room they need."""
 
-    def __init__(self, head: dict[str, Any], inline: Tensor) -> None:
-        self.sequence: int = head["sequence"]
-        self.closes: bool = head.get("closes", False)
+    def __init__(self, head: _Head, inline: Tensor) -> None:
+        self.sequence = head.sequence
+        self.closes = head.closes
         self._head = head
         self._tensors: list[Tensor] = []
         self.blocks: list[Tensor] = []
-        described = [(_dtype(name), shape, strides) for name, shape, strides in head.get("tensors", ())]
+        described = [(_dtype(name), shape, strides) for name, shape, strides in head.tensors]
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in described]
+        if sum(sizes) > _MOST_BYTES:
+            raise TransportError(
+                f"a message announces {sum(sizes)} bytes, more than this machine has: the stream of messages is damaged"
+            )
         offset = 0
         for (dtype, shape, strides), nbytes, small in zip(described, sizes, _travel_inline(sizes), strict=True):
             if small:
@@ -77,25 +105,32 @@ class Envelope:
             else:
                 block = torch.empty(nbytes, dtype=torch.uint8)
                 self.blocks.append(block)
-            self._tensors.append(block.view(dtype).as_strided(shape, strides))
+            try:
+                self._tensors.append(block.view(dtype).as_strided(shape, strides))
+            except (RuntimeError, TypeError) as error:
+                raise TransportError(
+                    f"a message announces a tensor of {dtype} with shape {shape} and strides {strides}, which its "
+                    f"{nbytes} bytes do not hold"
+                ) from error
 
     def message(self) -> Message:
         """The message, once all `blocks` are filled."""
         head = self._head
         return Message(
-            kind=head["kind"],
-            stage=head["stage"],
-            micro=Micro(**head["micro"]) if head["micro"] else None,
-            payload=unflatten(head["structure"], self._tensors),
-            version=head["version"],
-            scalars=head["scalars"],
-            control=head["control"],
+            kind=head.kind,
+            stage=head.stage,
+            micro=head.micro,
+            payload=unflatten(head.structure, self._tensors),
+            version=head.version,
+            scalars=head.scalars,
+            control=head.control,
         )
 
 
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    # Of quantized dtypes torch does not know how many bytes a view of them takes.
+    if not isinstance(dtype, torch.dtype) or name.startswith("q"):
         raise TransportError(f"a message announces a tensor of unknown dtype {name!r}")
     return dtype
 
@@ -168,5 +203,8 @@ def open_envelope(header: Tensor) -> Envelope:
     length, checksum = (int(number) for number in header[:_PREFIX].view(torch.int64))
     if not 0 < length <= HEADER_BYTES - _PREFIX or checksum != _checksum(header):
         raise TransportError("a header does not match its checksum: the stream of messages is damaged")
-    head = json.loads(header[_PREFIX : _PREFIX + length].numpy().tobytes())
+    try:
+        head = _Head.model_validate_json(header[_PREFIX : _PREFIX + length].numpy().tobytes())
+    except ValidationError as error:
+        raise TransportError(f"a header cannot be read: {error.errors()[0]['msg']}") from error
     return Envelope(head, header[_PREFIX + _aligned(length) :])
