@@ -6,6 +6,7 @@ People read stdout, unless a machine does (`--json`), then people read stderr.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import traceback
 from typing import Any
@@ -15,9 +16,9 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ..advise.advice import Cure
-from ..errors import ConfigError, DataError, PlanError, StageFailed, UnlatchError
+from ..errors import ConfigError, DataError, Interrupted, PlanError, StageFailed, UnlatchError
 
-__all__ = ["INTERRUPTED", "ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
+__all__ = ["ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
 
 
 def people(as_json: bool = False) -> Console:
@@ -44,7 +45,6 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-INTERRUPTED = 130
 _BAD_SETTINGS = (ConfigError, PlanError, DataError)
 
 
@@ -87,9 +87,12 @@ class ReadableErrors(TyperGroup):
             if not isinstance(error, Reported):
                 typer.echo(explain(error), err=True)
             raise typer.Exit(exit_code(error)) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Interrupted) as request:
             sys.stdout.flush()
-            raise typer.Exit(INTERRUPTED) from None
+            number = request.number if isinstance(request, Interrupted) else signal.SIGINT
+            text = f"interrupted by {signal.Signals(number).name}"
+            typer.echo("; ".join([text, *getattr(request, "__notes__", [])]), err=True)
+            raise typer.Exit(128 + number) from None
 
 
 _QUOTES = "'\""
