@@ -95,12 +95,10 @@ def main() -> None:
                 for kind in ("exact", "drained")
             }
             rows[name] = {**ratios, "seconds": spread(none), "bytes": found["bytes"]}
-            size = found["bytes"]
-            print(
-                f"{name:10} exact {ratios['exact']['median']:.3f}, drained {ratios['drained']['median']:.3f} of a round "
-                f"without; {size['exact'] / 1e6:.1f} and {size['drained'] / 1e6:.1f} MB",
-                flush=True,
-            )
+            exact, drained = (found["bytes"][kind] / 1e6 for kind in ("exact", "drained"))
+            medians = [ratios[kind]["median"] for kind in ("exact", "drained")]
+            print(f"{name:10} time {medians[0]:.3f} exact, {medians[1]:.3f} drained; ", end="")
+            print(f"{exact:.1f} and {drained:.1f} MB", flush=True)
     result = {
         "target": TARGET,
         "methods": rows,

@@ -242,6 +242,11 @@ class Engine:
         """The first update that no batch fed so far contributes to."""
         return self._update + (self._in_update > 0)
 
+    @property
+    def under_way(self) -> int:
+        """Batches that were fed and are not finished, as far as this process knows of them."""
+        return len({micro.batch for micro in self._micros.values()})
+
     def counters(self) -> dict[str, int]:
         """How far the run is; meaningful only while the pipeline is empty."""
         return {"batches": self.batches, "micros": self._origin, "updates": self._update}
