@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+STRANGERS = "tests/multiproc/test_ranks_strangers.py::"
+
 #: For each fault, tests elsewhere and what they inject.
 COVER = {
     "F2": {
         "tests/multiproc/test_ranks_launch.py::test_torchrun_with_a_failing_stage": "a stage raises under torchrun",
-        "tests/cli/test_cli_bad_input.py::test_failure_in_user_code_shows_its_traceback_once": "a model of users raises",
+        "tests/cli/test_cli_bad_input.py::test_failure_in_user_code_shows_its_traceback_once": "a user's model raises",
     },
     "F3": {"tests/multiproc/test_ranks_start.py::test_stopped_before_there_is_a_run": "SIGSTOP while starting"},
     "F5": {
@@ -45,6 +47,7 @@ COVER = {
         "tests/multiproc/test_restarts.py::test_torchrun_restarts": "killed and restarted by torchrun",
     },
     "F12": {"tests/multiproc/test_ranks_edges.py::test_batch_sizes": "short, large and single-sample batches"},
+    "F14": {"tests/multiproc/test_ranks_loaders.py::test_training_on_two_ranks": "raises, ends early, differs"},
     "F16": {
         "tests/multiproc/test_ranks_start.py::test_a_rank_that_never_comes": "a rank never comes",
         "tests/multiproc/test_ranks_start.py::test_a_port_that_is_taken": "the port is taken",
@@ -63,11 +66,12 @@ COVER = {
         "tests/petra/test_petra_errors.py::test_a_bad_reconstruction_is_named_with_the_cure": "measured and named",
         "tests/petra/test_petra_reconstruction.py::test_stored_inputs_stop_the_error": "the cure: stored inputs",
     },
+    "hosts": {
+        "tests/multiproc/test_hosts.py::test_the_loss_of_a_host_ends_the_run_on_all_others": "cut off or killed",
+    },
     "strangers": {
-        "tests/multiproc/test_ranks_strangers.py::test_everything_listens_on_loopback_only": "who listens where",
-        "tests/multiproc/test_ranks_strangers.py::test_a_stranger_changes_nothing_and_a_kill_is_still_noticed_at_once": (
-            "forged and malformed notes"
-        ),
+        STRANGERS + "test_everything_listens_on_loopback_only": "who listens where",
+        STRANGERS + "test_a_stranger_changes_nothing_and_a_kill_is_still_noticed_at_once": "forged and malformed notes",
     },
 }
 
