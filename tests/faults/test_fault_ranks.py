@@ -25,7 +25,7 @@ from unlatch.errors import ConfigError, PeerLost, StageFailed, TransportError, U
 from unlatch.transport import launch
 
 #: Seconds until survivors know of a death. It takes tenths; a busy machine may take its time.
-SOON = 20.0
+SOON = 10.0
 EVERY_KIND = ["bp", "1f1b", "pipedream", "dtrp", "petra", "layerpipe", "auxnet"]
 
 
@@ -125,6 +125,17 @@ def test_rank_that_exits(row, ranks2, tmp_path):
     assert "rank 1 (stage 1) is gone without a word" in wreck.reports[0]
     assert wreck.seconds < SOON
     line.found("PeerLost: gone without a word", wreck.seconds)
+
+
+def test_a_stage_without_memory(row, ranks2, tmp_path):
+    line = row("F21", "stage 1 of 2 gets no more memory")
+    wreck = Wreck(ranks2, tmp_path)
+    error = str(wreck.run(StageFailed, "dtr", "memory", 1))
+    assert "stage 1 failed in the forward of batch 2: RuntimeError: " in error
+    assert "can't allocate memory" in error
+    assert wreck.reports[0].startswith("PeerLost: rank 1 (stage 1) stopped: stage 1 failed in the forward of batch 2")
+    assert wreck.seconds < SOON
+    line.found("StageFailed names stage and batch; PeerLost quotes it", wreck.seconds)
 
 
 def test_stopped_rank(row, ranks2, hasty, tmp_path):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,18 @@ class BadSGD(torch.optim.SGD):
         super().step(closure)
 
 
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Inside, this process gets no more memory than it has, as on a machine where there is none left."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**24, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+
+
 class Trouble(nn.Module):
     """User code that does something at the third training forward."""
 
@@ -83,6 +98,10 @@ class Trouble(nn.Module):
         if self.what == "forward":
             note_strike(self.note)
             raise ValueError("boom in forward")
+        if self.what == "memory":
+            note_strike(self.note)
+            with little_memory():
+                return x + torch.zeros(2**28).sum()
         if self.what == "exit":
             note_strike(self.note)
             os._exit(3)
