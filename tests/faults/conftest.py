@@ -93,6 +93,8 @@ def table(reports: list[Any]) -> list[Line]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [r for kind in ("passed", "failed", "skipped", "error") for r in terminalreporter.getreports(kind)]
+    # Files that could not be read have reports too.
+    reports = [report for report in reports if isinstance(report, pytest.TestReport)]
     lines = table(reports)
     if not lines:
         return
