@@ -125,6 +125,18 @@ def test_rank_lost_while_the_others_wait_for_all(ranks2, request, what, text):
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
+def test_who_closes_first_is_not_missed_by_one_who_is_busy(ranks2, tmp_path):
+    """It was called stuck: its heartbeat ended with its run."""
+    assert ranks2.run(fault_jobs.closes, "busy", str(tmp_path)) == [None, None]
+
+
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_closing_ends_although_the_other_rank_does_not_close(ranks2, hasty, tmp_path, what):
+    with pytest.raises(PeerLost):
+        ranks2.run(fault_jobs.closes, what, str(tmp_path), timeout=LIMIT + 2 * BOUND)
+    assert float((tmp_path / "closed0").read_text()) < LIMIT + BOUND
+
+
 def test_short_pause_changes_nothing(ranks2, tmp_path):
     note, done = tmp_path / "pid", threading.Event()
 
