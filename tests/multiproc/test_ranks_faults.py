@@ -131,7 +131,7 @@ def test_who_closes_first_is_not_missed_by_one_who_is_busy(ranks2, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["kill", "stop"])
-def test_closing_ends_although_the_other_rank_does_not_close(ranks2, hasty, tmp_path, what):
+def test_closing_ends_although_the_other_rank_does_not_close(ranks2, tmp_path, what):
     with pytest.raises(PeerLost):
         ranks2.run(fault_jobs.closes, what, str(tmp_path), timeout=LIMIT + 2 * BOUND)
     assert float((tmp_path / "closed0").read_text()) < LIMIT + BOUND

@@ -179,7 +179,12 @@ def closes(what: str, folder: str) -> str | None:
     rank = int(os.environ["RANK"])
     run = start("dtr", 2, limit=LIMIT)
     feed(run, vectors(3))
-    if rank == 1:
+    trained = Path(folder, "trained")
+    if rank == 0:
+        write_whole(trained, "")
+    else:
+        while not trained.exists():
+            time.sleep(0.05)
         if what == "busy":
             time.sleep(3 * LIMIT)
         else:
