@@ -224,6 +224,27 @@ def breaks_between_steps(what: str) -> None:
         run.module()
 
 
+def closes(what: str, folder: str) -> str | None:
+    """Rank 0 closes its run at once, while rank 1 is busy for long, dies or stops. Who was lost, by this rank."""
+    rank = int(os.environ["RANK"])
+    run = start("dtr", 2, limit=LIMIT)
+    feed(run, vectors(3))
+    trained = Path(folder, "trained")
+    if rank == 0:
+        write_whole(trained, "")
+    else:
+        while not trained.exists():
+            time.sleep(0.05)
+        if what == "busy":
+            time.sleep(3 * LIMIT)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+    began = time.monotonic()
+    run.close()
+    write_whole(Path(folder, f"closed{rank}"), str(time.monotonic() - began))
+    return str(run.failure()) if run.failure() is not None else None
+
+
 def bad_batch() -> None:
     """As many targets as there are not samples."""
     run = start("dtr", 2)
