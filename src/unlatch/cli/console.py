@@ -5,6 +5,7 @@ People read stdout, unless a machine does (`--json`), then people read stderr.
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import sys
@@ -78,7 +79,7 @@ def explain(error: UnlatchError) -> str:
 
 
 class ReadableErrors(TyperGroup):
-    """A group of commands that turns Unlatch's own errors into messages. Anything else keeps its trace."""
+    """A group of commands that turns Unlatch's own errors, and the system's, into messages; others keep their trace."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -87,6 +88,12 @@ class ReadableErrors(TyperGroup):
             if not isinstance(error, Reported):
                 typer.echo(explain(error), err=True)
             raise typer.Exit(exit_code(error)) from None
+        except OSError as error:
+            # A pipe whose reader has left is typer's to close in silence; without words it is a defect.
+            if error.errno in (None, errno.EPIPE) or error.strerror is None:
+                raise
+            typer.echo(f"error: {error.filename or 'a file or connection'}: {error.strerror}", err=True)
+            raise typer.Exit(1) from None
         except (KeyboardInterrupt, Interrupted) as request:
             sys.stdout.flush()
             number = request.number if isinstance(request, Interrupted) else signal.SIGINT

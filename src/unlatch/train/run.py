@@ -288,7 +288,14 @@ class Run:
             made = partial(_exact_checkpoint, facts, self._engine.devices[0]) if exact else partial(_drained, facts)
             if self._aside is None:
                 self._aside = self._world.aside()
-            self._saving = Saving(Path(path), self._aside, part, made, partial(_in_place, landed, self.batches))
+            step = self._engine.batches
+
+            def in_place() -> None:
+                if landed is not None:
+                    landed()
+                report_progress(step)
+
+            self._saving = Saving(Path(path), self._aside, part, made, in_place)
             if wait:
                 self.finish_saving()
             return self._saving
@@ -411,8 +418,7 @@ class Run:
             self._leave()
 
     def _leave(self) -> None:
-        if self._health is not None:
-            self._health.close()
+        # Signs of life are given, and others watched, until all links are closed.
         for link in self._links:
             link.close()
         self._links = []
@@ -438,12 +444,6 @@ class Run:
             if self._health is not None:
                 self._health.leave_note(_first_line(error))
             raise
-
-
-def _in_place(landed: Callable[[], None] | None, batches: int) -> None:
-    if landed is not None:
-        landed()
-    report_progress(batches)
 
 
 def _by_stage(measured: Any) -> int:

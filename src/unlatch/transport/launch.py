@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import secrets
 import signal
 import threading
 import time
@@ -99,7 +100,7 @@ class Ranks:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._store = host_store()
+        self._store, secret = host_store(), secrets.token_hex(32)
         self._joined = set[int]()
         # Linux ends a child with the thread that started it, and only the main one lasts as long as the process.
         bound = threading.current_thread() is threading.main_thread()
@@ -109,7 +110,14 @@ class Ranks:
             for rank in range(self._processes):
                 ours, theirs = context.Pipe()
                 place = Place(
-                    rank, self._processes, self._store.port, self._threads, os.getpid(), bound, self._start_limit
+                    rank=rank,
+                    ranks=self._processes,
+                    port=self._store.port,
+                    secret=secret,
+                    threads=self._threads,
+                    parent=os.getpid(),
+                    bound=bound,
+                    start_limit=self._start_limit,
                 )
                 name = f"unlatch-rank-{rank}"
                 worker = context.Process(target=serve, args=(theirs, place), name=name, daemon=False)
@@ -160,7 +168,7 @@ class Ranks:
             try:
                 pipe.send(job)
             except (BrokenPipeError, OSError):
-                outcome.failures.append((rank, self._loss(rank), ""))
+                outcome.failures.append(self._loss(rank))
                 return outcome
         while len(outcome.heard) < self._processes:
             waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in outcome.heard]
@@ -182,7 +190,7 @@ class Ranks:
                 case ("done", value):
                     outcome.results[rank] = value
                 case ("failed", error, trace):
-                    outcome.failures.append((rank, error, trace))
+                    outcome.failures.append(_Failure(rank, error, trace))
                 case ("joined",):
                     self._joined.add(rank)
                 case ("saved", step):
@@ -190,16 +198,16 @@ class Ranks:
                 case ("heeding", begins, heard):
                     self._forwarding.heeded(rank, begins, heard)
         except (EOFError, OSError):
-            outcome.failures.append((rank, self._loss(rank), ""))
+            outcome.failures.append(self._loss(rank))
 
-    def _loss(self, rank: int) -> PeerLost:
+    def _loss(self, rank: int) -> _Failure:
         """What is known about a rank that went without a word."""
         self._workers[rank].join(_GRACE)
         code = self._workers[rank].exitcode
         if code in [128 + number for number in REQUESTS]:
             # It was asked twice and did not wait; nor shall the others.
             raise Interrupted(code - 128)
-        return PeerLost(f"rank {rank} {_ending(code)}")
+        return _Failure(rank, PeerLost(f"rank {rank} {_ending(code)}"), died=code != -signal.SIGABRT)
 
     def close(self, *, force: bool = False) -> None:
         """Stop the ranks: politely, or at once."""
@@ -238,16 +246,39 @@ class Ranks:
 
 
 @dataclass
+class _Failure:
+    """How a rank ended before its time.
+
+    **Arguments:**
+
+    - `trace`: where its error was raised; empty if it said nothing.
+    - `died`: whether its process ended of itself. An abort does not count: the communication library does that to a
+      process that has lost another one.
+    """
+
+    rank: int
+    error: BaseException
+    trace: str = ""
+    died: bool = False
+
+    def echoes(self) -> tuple[int, bool]:
+        """How little it explains: a rank that died was the first, one that lost another was not."""
+        if isinstance(self.error, PeerLost) and not self.died:
+            return 3, bool(self.trace)
+        return 0 if self.died else 2 if isinstance(self.error, Interrupted) else 1, not self.trace
+
+
+@dataclass
 class _Outcome:
     """What the ranks said in one attempt."""
 
     results: dict[int, Any] = field(default_factory=dict)
-    failures: list[tuple[int, BaseException, str]] = field(default_factory=list)
+    failures: list[_Failure] = field(default_factory=list)
 
     @property
     def heard(self) -> set[int]:
         """Ranks that are done, one way or the other."""
-        return set(self.results) | {rank for rank, _, _ in self.failures}
+        return set(self.results) | {failure.rank for failure in self.failures}
 
 
 def _ending(code: int | None) -> str:
@@ -257,9 +288,10 @@ def _ending(code: int | None) -> str:
     return f"was killed by signal {-code} ({signal.Signals(-code).name}){hint}"
 
 
-def _root_cause(failures: list[tuple[int, BaseException, str]]) -> BaseException:
+def _root_cause(failures: list[_Failure]) -> BaseException:
     """The failure that is not just the echo of another one, with its traceback attached as text."""
-    rank, error, trace = min(failures, key=_echoes)
+    cause = min(failures, key=_Failure.echoes)
+    rank, error, trace = cause.rank, cause.error, cause.trace
     if trace and not isinstance(error, UnlatchError | Interrupted):
         failed = StageFailed(f"rank {rank} raised {type(error).__name__}: {error}\n\n{trace}")
         failed.__cause__ = error
@@ -267,11 +299,3 @@ def _root_cause(failures: list[tuple[int, BaseException, str]]) -> BaseException
     if trace and isinstance(error, StageFailed):
         error.add_note(f"On rank {rank}:\n{trace}")
     return error
-
-
-def _echoes(failure: tuple[int, BaseException, str]) -> tuple[int, bool]:
-    """How little a failure explains. What is known about a rank that died says more than what its neighbours saw."""
-    _, error, trace = failure
-    if isinstance(error, PeerLost):
-        return 2, bool(trace)
-    return isinstance(error, Interrupted), not trace

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import FrameType
 
+import psutil
 import torch
 
 from ..errors import ConfigError, Interrupted, PeerLost, StageFailed
 from .meeting import join_group
+from .notes import SECRET
 from .reports import open_line, report
 from .signals import REQUESTS
 from .store import connect_store
@@ -33,6 +36,7 @@ class Place:
     **Arguments:**
 
     - `port`: of the launcher's store.
+    - `secret`: what ranks sign their notes there with.
     - `threads`: intra-op threads.
     - `parent`: process id of the launcher.
     - `bound`: whether the thread that started this process lives as long as the launcher does.
@@ -42,6 +46,7 @@ class Place:
     rank: int
     ranks: int
     port: int
+    secret: str
     threads: int
     parent: int
     bound: bool
@@ -61,6 +66,8 @@ def serve(line: Connection, place: Place) -> None:
         WORLD_SIZE=str(place.ranks),
         LOCAL_RANK=str(place.rank),
     )
+    os.environ[SECRET] = place.secret
+    _stay_on_loopback()
     open_line(line)
     try:
         _join_group(place)
@@ -75,6 +82,13 @@ def serve(line: Connection, place: Place) -> None:
     sys.stderr.flush()
     # Threads may still sit in the communication library, whose destructors would wait for peers that are gone.
     os._exit(code)
+
+
+def _stay_on_loopback() -> None:
+    """Have the sockets that other ranks connect to listen for this machine alone, unless the user wants another."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.family == socket.AF_INET and address.address == "127.0.0.1" for address in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _join_group(place: Place) -> None:
