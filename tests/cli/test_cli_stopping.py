@@ -64,15 +64,20 @@ def test_a_run_continues_as_if_nothing_had_happened_wherever_it_was_stopped(
     assert [row["epoch/number"] for row in metrics.read("run") if "epoch/number" in row] == [1, 2]
 
 
-def test_a_run_that_has_nothing_left_to_train_is_finished_though_it_was_asked_to_stop(
+def test_a_request_after_the_last_batch_leaves_the_evaluation_to_whoever_continues(
     unlatch, conf, tmp_path, monkeypatch
 ):
+    unlatch("train", conf, "--out", "whole")
     stop_when_fed(6, tmp_path / "run", monkeypatch)
     result = unlatch("train", conf, "--out", "run", "--json")
+    assert result.exit_code == 130, result.output
+    assert json.loads(result.stdout)["accuracy"] is None
+    result = unlatch("train", "--resume", "run", "--json")
     assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)
-    assert summary["status"] == "finished"
-    assert summary["accuracy"] > 0
+    found, whole = json.loads(result.stdout), json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert found["status"] == "finished"
+    assert (found["accuracy"], found["train_loss"]) == (whole["accuracy"], whole["train_loss"])
+    assert same_weights("run", "whole")
 
 
 def test_stopped_twice_in_the_same_epoch(unlatch, conf, tmp_path, monkeypatch):

@@ -155,7 +155,9 @@ def test_a_checkpoint_asked_for_by_name_becomes_the_latest(unlatch, conf, tmp_pa
     monkeypatch.setattr(Trainer, "fit", _fail)
     result = unlatch("train", "--resume", "run/checkpoints/step-00000006", "--epochs", 3)
     assert result.exit_code == 2
-    assert (tmp_path / "run" / "checkpoints" / "latest").resolve().name == "step-00000006"
+    kept = tmp_path / "run" / "checkpoints"
+    assert (kept / "latest").resolve().name == "step-00000006"
+    assert len(list(kept.glob("step-*"))) == 3
 
 
 def _fail(*_, **__):
@@ -177,7 +179,7 @@ def test_a_disk_without_room_is_found_out_before_training(unlatch, conf, tmp_pat
 
 
 def test_the_best_checkpoints_stay(unlatch, conf, tmp_path):
-    flags = ("--epochs", 4, "--out", "run", "--keep-last", 1, "--keep-best", 1, "--set", "optimizer.lr=10.0")
+    flags = ("--epochs", 4, "--out", "run", "--keep-last", 1, "--keep-best", 1, *CONSTANT)
     result = unlatch("train", conf, *flags)
     assert result.exit_code == 0, result.output
     accuracy = {r["step"]: r["eval/accuracy"] for r in metrics.read("run") if "eval/accuracy" in r}
@@ -185,6 +187,9 @@ def test_the_best_checkpoints_stay(unlatch, conf, tmp_path):
     assert accuracy[int(best.name.removeprefix("step-"))] == max(accuracy.values())
     found = json.loads(unlatch("export", "run", "best.safetensors", "--best", "--json").stdout)
     assert found["checkpoint"].endswith(best.name)
+    # A session that is not told to keep the best does not delete it.
+    unlatch("train", "--resume", "run", "--epochs", 6, "--save-every", "1 batches", "--keep-last", 1)
+    assert best.exists()
     assert "ends of epochs" in unlatch("train", conf, "--keep-best", 1, "--save-every", "5 batches").stderr
 
 
