@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from . import data, methods, models, nn, schedule
     from .io.checkpoints import Checkpoints
     from .train import Epoch, Run, StageStatistics, StepResult, Trainer, parallelize
+    from .transport.faults import Faults
     from .transport.launch import Ranks, launch
 else:
     # What is public is imported when it is first asked for: torch takes seconds, and the command line, which begins
     # here as well, must answer to signals from its first moment on.
     _HOMES = {
         "Checkpoints": "io.checkpoints",
+        "Faults": "transport.faults",
         **dict.fromkeys(("Epoch", "Run", "StageStatistics", "StepResult", "Trainer", "parallelize"), "train"),
         **dict.fromkeys(("Ranks", "launch"), "transport.launch"),
     }
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Checkpoints",
     "Epoch",
+    "Faults",
     "Ranks",
     "Run",
     "StageStatistics",

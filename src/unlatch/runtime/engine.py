@@ -18,7 +18,7 @@ the mail.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -163,6 +163,12 @@ class Engine:
             is_forward=entry.kind.cost == "forward",
             is_gradient=entry.kind.cost in ("backward", "weight gradient"),
         )
+
+    def wrap(self, around: Callable[[Station, Entry, Operation], Operation]) -> None:
+        """Replace what stations do for each entry by what `around` makes of it; before the first batch."""
+        for task in self._tasks:
+            if task is not None:
+                task.work = around(task.station, task.entry, task.work)
 
     @property
     def stages(self) -> dict[int, Stage]:
