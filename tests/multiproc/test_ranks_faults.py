@@ -6,6 +6,7 @@ What ends a run here is the event itself: ranks that only ran out of patience wo
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -83,6 +84,31 @@ def test_killed_rank(request, tmp_path, pool, victim):
     for report in wreck.reports.values():
         assert report.startswith("PeerLost: ")
         assert f"rank {victim} (stage {victim})" in report
+
+
+def test_a_rank_killed_for_lack_of_memory(ranks2, tmp_path):
+    """As the kernel does it: the launcher says how much there was, the other rank who it was and at which batch."""
+    error = Wreck(ranks2, tmp_path).run(PeerLost, "dtr", "kill", 1)
+    first, held, seen = str(error).splitlines()[:3]
+    assert first.endswith("the system may have, for lack of memory")
+    assert re.search(r"the largest rank that has ended held [\d.]+ [MG]B: fewer samples in a batch, more micro-", held)
+    assert "what rank 0 saw of it: rank 1 (stage 1) is gone" in seen
+    assert re.search(r"stage 0 waited for the \w+ message of batch \d+", str(error))
+
+
+def test_a_stage_without_memory(ranks2, tmp_path):
+    wreck = Wreck(ranks2, tmp_path)
+    text = str(wreck.run(StageFailed, "dtr", "memory", 1)).splitlines()[0]
+    assert "stage 1 failed in the forward of batch 2: RuntimeError: " in text
+    assert "can't allocate memory" in text
+    assert re.search(r"Out of memory: it keeps [\d.]+ k?B for batches under way, its process held [\d.]+ [MG]B", text)
+    assert "more micro-batches" in text
+    assert wreck.reports[0].startswith("PeerLost: rank 1 (stage 1) stopped: stage 1 failed in the forward of batch 2")
+
+
+def test_a_stage_without_memory_inline():
+    with pytest.raises(StageFailed, match=r"stage 1 failed in the forward of batch 2.*Out of memory"):
+        fault_jobs.survives("dtr", 2, "memory", 1, None)
 
 
 def test_rank_that_exits(ranks2, tmp_path):

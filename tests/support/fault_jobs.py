@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,18 @@ class BadSGD(torch.optim.SGD):
         super().step(closure)
 
 
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Inside, this process gets no more memory than it has, as on a machine where there is none left."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**24, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+
+
 class Trouble(nn.Module):
     """Does something at the n-th training forward."""
 
@@ -74,6 +89,9 @@ class Trouble(nn.Module):
             return x * float("nan")
         if self.what == "exit":
             os._exit(3)
+        if self.what == "memory":
+            with little_memory():
+                return x + torch.zeros(2**28).sum()
         if self.what in ("kill", "stop"):
             if self.note is not None:
                 write_whole(Path(self.note), str(os.getpid()))
