@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 import unlatch
+from rank_jobs import differences
+from restart_jobs import session
 from scripts import PATIENCE, environment, runs, wait_until
 from unlatch.errors import Interrupted
 from unlatch.transport import signals
@@ -129,8 +131,7 @@ def session_of(pid):
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
-@pytest.mark.parametrize("number", BOTH)
-@pytest.mark.parametrize("target", ["launcher", "rank", "group"])
+@pytest.mark.parametrize(("target", "number"), [("launcher", signal.SIGINT), ("rank", signal.SIGTERM)])
 def test_ranks_that_heed_save_before_they_end(tmp_path, target, number):
     with Launched(tmp_path, "heeds") as launched:
         launched.pids()
@@ -142,8 +143,23 @@ def test_ranks_that_heed_save_before_they_end(tmp_path, target, number):
     assert (tmp_path / "saved1").exists()
 
 
-@pytest.mark.parametrize("number", BOTH)
-@pytest.mark.parametrize("target", ["launcher", "group"])
+@pytest.mark.parametrize(
+    ("target", "number"),
+    [("launcher", signal.SIGTERM), ("rank", signal.SIGINT), ("group", signal.SIGTERM), ("group", signal.SIGINT)],
+)
+def test_a_session_saves_and_continues_as_if_nothing_had_been(tmp_path, target, number):
+    with Launched(tmp_path, "trains") as launched:
+        launched.pids()
+        launched.send(number, target)
+        code, said = launched.ended()
+    assert code == CODES[number]
+    assert "Traceback" not in said
+    [saved] = {path.resolve().name for path in (tmp_path / "checkpoints").glob("latest")}
+    assert 4 <= int(saved.removeprefix("step-")) < 30
+    assert differences(session("dtrp", None), session("dtrp", str(tmp_path / "checkpoints"))) == []
+
+
+@pytest.mark.parametrize(("target", "number"), [("launcher", signal.SIGINT), ("group", signal.SIGTERM)])
 def test_ranks_that_heed_nothing_end_at_once(tmp_path, target, number):
     with Launched(tmp_path, "heeds_nothing") as launched:
         launched.pids()
@@ -169,19 +185,17 @@ def test_a_second_signal_ends_all_at_once(tmp_path, target):
         launched.pids()
         launched.send(signal.SIGTERM, "group")
         assert launched.noted("heard") == ["15", "15"]
-        time.sleep(0.5)
-        launched.send(signal.SIGTERM, target)
-        time.sleep(1.0)
+        time.sleep(signals._SAME_REQUEST)
         assert launched.process.poll() is None, "one request was taken for two"
-        time.sleep(1.0)
         launched.send(signal.SIGINT, target)
         code, said = launched.ended()
     assert code == 130
     assert len(said.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("number", BOTH)
-@pytest.mark.parametrize("target", ["launcher", "group"])
+@pytest.mark.parametrize(
+    ("target", "number"), [("launcher", signal.SIGTERM), ("group", signal.SIGTERM), ("group", signal.SIGINT)]
+)
 @pytest.mark.parametrize("delay", [0.0, 0.7])
 def test_signals_while_ranks_start(tmp_path, target, number, delay):
     """Interpreters that are only importing have no handlers yet."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -87,8 +88,14 @@ class Link:
         self._closing = True
         self._outbox.put(None)
         sender, receiver = self._threads
-        sender.join(sending)
-        receiver.join(timeout)
+        self._await(sender, sending)
+        self._await(receiver, timeout)
+
+    def _await(self, thread: threading.Thread, seconds: float) -> None:
+        """Wait for a thread to end, but not for a peer that is lost."""
+        deadline = time.monotonic() + seconds
+        while thread.is_alive() and time.monotonic() < deadline and self._mail.failure() is None:
+            thread.join(0.1)
 
     def _send_all(self) -> None:
         try:
@@ -122,6 +129,7 @@ class Link:
                     return
                 for block in envelope.blocks:
                     self._receive(block)
+                envelope.verify(self.peer)
                 message = envelope.message()
                 if message.kind == MARK:
                     self._mail.mark(self.peer)
