@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ..transport.meeting import join_group
+from ..transport.meeting import join_group, place
 
 __all__ = ["agree", "gather", "join_torchrun", "rank", "under_torchrun"]
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def under_torchrun() -> bool:
     """Whether another launcher has started this process as one of several."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and place()[1] > 1
 
 
 def join_torchrun() -> None:
