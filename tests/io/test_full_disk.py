@@ -197,6 +197,14 @@ def test_two_runs_in_one_folder(tmp_path):
     RunFolder.resume(tmp_path / "run")
 
 
+def test_a_refusal_that_is_kept_holds_nothing(tmp_path):
+    RunFolder.at(tmp_path / "run").describe("x = 1\n")
+    with pytest.raises(ConfigError, match="not empty") as kept:
+        RunFolder.at(tmp_path / "run")
+    RunFolder.at(tmp_path / "run", overwrite=True)
+    assert kept.value.__traceback__ is not None
+
+
 def test_a_killed_run_leaves_no_lock(tmp_path):
     script = """
 import sys, time
