@@ -100,7 +100,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path):
         "        ranks.run(restart_jobs.fails, '', 0, [])\n",
     )
     assert done.returncode == 1
-    assert "PeerLost: ranks [1] did not come within 1 s" in done.stderr
+    assert "PeerLost: rank 1 (starting) did not come within 1 s" in done.stderr
 
 
 def test_a_negative_number_of_restarts():

@@ -17,7 +17,7 @@ import pytest
 import unlatch
 from rank_jobs import differences
 from restart_jobs import session
-from scripts import PATIENCE, environment, runs, wait_until
+from scripts import PATIENCE, TORCHRUN, environment, runs, wait_until
 from unlatch.errors import Interrupted
 from unlatch.transport import signals
 from unlatch.transport.signals import heeding_signals
@@ -67,19 +67,24 @@ def test_interrupted_travels_between_processes():
 
 
 class Launched:
-    """A script that launches two ranks, in a session of its own: signals to its group stay there."""
+    """A script that launches two ranks, in a session of its own: signals to its group stay there.
 
-    def __init__(self, folder, job):
+    **Arguments:** `torchrun`: the command that launches them instead.
+    """
+
+    def __init__(self, folder, job, torchrun=()):
         script = folder / "script.py"
+        call = f"signal_jobs.{job}(sys.argv[1])"
         script.write_text(
-            "import signal, sys\nimport signal_jobs, unlatch\n"
+            "import signal, sys\nimport signal_jobs, torch, unlatch\n"
             "if __name__ == '__main__':\n"
+            "    torch.set_num_threads(1)\n"
             "    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without it\n"
-            f"    unlatch.launch(signal_jobs.{job}, 2, args=(sys.argv[1],))\n"
+            f"    {call if torchrun else f'unlatch.launch(signal_jobs.{job}, 2, args=(sys.argv[1],))'}\n"
         )
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, str(script), str(folder)],
+            [sys.executable, *torchrun, str(script), str(folder)],
             env=environment(),
             stderr=subprocess.PIPE,
             text=True,
@@ -154,6 +159,23 @@ def test_a_session_saves_and_continues_as_if_nothing_had_been(tmp_path, target, 
         code, said = launched.ended()
     assert code == CODES[number]
     assert "Traceback" not in said
+    check_that_it_continues(tmp_path)
+
+
+def test_a_session_under_torchrun(tmp_path):
+    """torchrun has its own exit code and its own tracebacks; the ranks have none."""
+    with Launched(tmp_path, "trains", TORCHRUN) as launched:
+        launched.pids()
+        launched.send(signal.SIGTERM, "launcher")
+        code, said = launched.ended()
+    assert code == 1
+    assert "SignalException" in said
+    assert "[rank" not in said
+    assert "terminate called" not in said, "the interpreter ended with connections open"
+    check_that_it_continues(tmp_path)
+
+
+def check_that_it_continues(tmp_path):
     [saved] = {path.resolve().name for path in (tmp_path / "checkpoints").glob("latest")}
     assert 4 <= int(saved.removeprefix("step-")) < 30
     assert differences(session("dtrp", None), session("dtrp", str(tmp_path / "checkpoints"))) == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import sys
 import traceback
 from typing import Any
@@ -16,9 +17,9 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ..advise.advice import Cure
-from ..errors import ConfigError, DataError, PlanError, StageFailed, UnlatchError
+from ..errors import ConfigError, DataError, Interrupted, PlanError, StageFailed, UnlatchError
 
-__all__ = ["INTERRUPTED", "ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
+__all__ = ["ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
 
 
 def people(as_json: bool = False) -> Console:
@@ -45,7 +46,6 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-INTERRUPTED = 130
 _BAD_SETTINGS = (ConfigError, PlanError, DataError)
 
 
@@ -94,9 +94,12 @@ class ReadableErrors(TyperGroup):
                 raise
             typer.echo(f"error: {error.filename or 'a file or connection'}: {error.strerror}", err=True)
             raise typer.Exit(1) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Interrupted) as request:
             sys.stdout.flush()
-            raise typer.Exit(INTERRUPTED) from None
+            number = request.number if isinstance(request, Interrupted) else signal.SIGINT
+            text = f"interrupted by {signal.Signals(number).name}"
+            typer.echo("; ".join([text, *getattr(request, "__notes__", [])]), err=True)
+            raise typer.Exit(128 + number) from None
 
 
 _QUOTES = "'\""

@@ -27,8 +27,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import ConfigError
+from . import durable
 
-__all__ = ["Metrics", "read"]
+__all__ = ["Metrics", "read", "rewind"]
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,38 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     return [_parsed(line, f"{file}, line {number}") for number, line in enumerate(whole, start=1)]
+
+
+def rewind(folder: str | Path, step: int, epochs: int) -> list[dict[str, Any]]:
+    """Drop what was written after a checkpoint, since a run that continues from it writes the same again.
+
+    **Arguments:** `step`, `epochs`: those that were complete; the end of a later epoch may be of the same step.
+
+    **Returns:** the lines that stay.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     metrics = Metrics(folder)
+    ...     for step in (1, 2, 3):
+    ...         metrics.log(step, {"train/loss": 2.5})
+    ...     metrics.close()
+    ...     [row["step"] for row in rewind(folder, step=2, epochs=0)] == [row["step"] for row in read(folder)] == [1, 2]
+    True
+    """
+    rows, folder = read(folder), Path(folder)
+    later = (n for n, row in enumerate(rows) if row["step"] > step or row.get("epoch/number", 0) > epochs)
+    first = next(later, len(rows))
+    if first < len(rows):
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        durable.write_text(folder / "metrics.jsonl", "".join(lines[:first]))
+        _keep_rows_before(folder / "metrics.csv", rows[first]["time"])
+    return rows[:first]
+
+
+def _keep_rows_before(file: Path, limit: float) -> None:
+    with file.open(encoding="utf-8", newline="") as table:
+        heading, *rows = csv.reader(table)
+    durable.write_text(file, _as_csv([heading, *(row for row in rows if len(row) > 1 and float(row[1]) < limit)]))
 
 
 def _from_json(value: Any) -> Any:

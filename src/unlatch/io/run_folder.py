@@ -5,7 +5,7 @@ runs/dtrp-3/
   versions.json     software, platform, threads
   metrics.jsonl     numbers over the run, see `metrics`
   metrics.csv
-  last/             the newest checkpoint
+  checkpoints/      see `checkpoints`
 
 While a run writes into its folder it holds a lock on it, which the system releases when the process ends, however that
 comes about: a second run is refused instead of mixing with the first.
@@ -29,9 +29,28 @@ from ..errors import ConfigError
 from . import durable
 from .versions import versions
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "checkpoints_in", "facts_of", "is_run"]
 
 _MARK = "versions.json"
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a run was written to this folder."""
+    return (Path(path) / _MARK).is_file()
+
+
+def facts_of(path: str | Path) -> dict[str, Any]:
+    """What `describe` wrote about a run; nothing if it cannot be read."""
+    try:
+        found = json.loads((Path(path) / _MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def checkpoints_in(path: str | Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return Path(path) / "checkpoints"
 
 
 class _Lock:
@@ -71,6 +90,7 @@ class RunFolder:
 
     path: Path
     _lock: _Lock = field(repr=False, compare=False)
+    _made: bool = field(default=False, repr=False, compare=False)
 
     @classmethod
     def new(cls, name: str, root: str | Path = "runs") -> RunFolder:
@@ -85,7 +105,7 @@ class RunFolder:
                     break
                 except FileExistsError:
                     continue
-            return cls(path, _Lock(path))
+            return cls(path, _Lock(path), _made=True)
 
     @classmethod
     def at(cls, path: str | Path, *, overwrite: bool = False) -> RunFolder:
@@ -94,6 +114,7 @@ class RunFolder:
         with _refusing(path):
             if path.exists() and not path.is_dir():
                 raise ConfigError(f"{path}: is a file; expected a folder for the run")
+            made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             lock = _Lock(path)
             try:
@@ -102,14 +123,14 @@ class RunFolder:
                 # Not left to the garbage collector: the error may be kept, and with it whoever raised it.
                 lock.release()
                 raise
-            return cls(path, lock)
+            return cls(path, lock, made)
 
     @classmethod
     def resume(cls, path: str | Path) -> RunFolder:
         """The folder of an earlier run, to continue it."""
         path = Path(path)
         with _refusing(path):
-            if not (path / _MARK).is_file():
+            if not is_run(path):
                 raise ConfigError(f"{path}: no run to continue there; expected a folder with {_MARK}")
             return cls(path, _Lock(path))
 
@@ -125,6 +146,13 @@ class RunFolder:
                 previous, file = file.read_text(encoding="utf-8"), self.path / f"config-{number}.toml"
             if config_toml != previous:
                 durable.write_text(file, config_toml)
+
+    def discard(self) -> None:
+        """Delete what was written to it, and the folder unless it was there before."""
+        with _refusing(self.path):
+            _empty(self.path)
+            if self._made:
+                self.path.rmdir()
 
     def release(self) -> None:
         """Let another run have the folder; the end of the process does the same."""
@@ -156,8 +184,12 @@ def _make_empty(folder: Path, overwrite: bool) -> None:
             f"{folder}: is not empty; choose another folder, or continue that run with --resume, or delete it with "
             "--overwrite"
         )
-    if not (folder / _MARK).is_file():
+    if not is_run(folder):
         raise ConfigError(f"{folder}: holds something other than a run, so it is not overwritten; choose another")
+    _empty(folder)
+
+
+def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -38,6 +38,11 @@ class Epoch:
     samples_per_second: float
     evaluation: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def score(self) -> float:
+        """How good the model is after it, higher is better: the accuracy, or minus the loss where there is none."""
+        return self.evaluation.get("accuracy", -self.evaluation.get("loss", self.loss))
+
 
 @dataclass(frozen=True)
 class Every:
@@ -323,8 +328,7 @@ class Trainer:
     def _save_by_epoch(self, epoch: Epoch) -> None:
         every = self.save_every
         if every is not None and every.unit == "epochs" and self.epochs % every.count == 0:
-            loss = epoch.evaluation.get("loss", epoch.loss)
-            self._save_beside(epoch.evaluation.get("accuracy", -loss))
+            self._save_beside(epoch.score)
 
     def _save_by_count(self) -> None:
         every = self.save_every

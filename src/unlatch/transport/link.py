@@ -101,16 +101,19 @@ class Link:
         try:
             sequence = 0
             while (message := self._outbox.get()) is not None:
-                header, blocks = seal(message, sequence)
-                works = [dist.isend(part, self.peer, group=self._group) for part in (header, *blocks)]
-                for work in works:
-                    if work is not None:
-                        work.wait()
-                self.bytes_sent += header.nbytes + sum(block.nbytes for block in blocks)
+                self._transmit(*seal(message, sequence))
                 sequence += 1
             dist.send(close_notice(sequence), self.peer, group=self._group)
         except Exception as error:
             self._failed(error)
+
+    def _transmit(self, header: Tensor, blocks: Sequence[Tensor]) -> None:
+        """Put a sealed message on the wire."""
+        works = [dist.isend(part, self.peer, group=self._group) for part in (header, *blocks)]
+        for work in works:
+            if work is not None:
+                work.wait()
+        self.bytes_sent += header.nbytes + sum(block.nbytes for block in blocks)
 
     def _receive_all(self) -> None:
         header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
