@@ -7,6 +7,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Interrupted",
+    "NoProgress",
     "NonFinite",
     "NonFiniteLoss",
     "PeerLost",
@@ -106,6 +107,10 @@ class StageFailed(UnlatchError):
 
 class PeerLost(UnlatchError):
     """Another rank died, stalled or stopped on an error of its own."""
+
+
+class NoProgress(UnlatchError):
+    """Ranks that were started anew failed again before there was a newer checkpoint."""
 
 
 class Interrupted(SystemExit):

@@ -34,6 +34,12 @@ class Pool:
             self.close(force=True)
             raise
 
+    @property
+    def port(self) -> int:
+        """Of the store that these ranks meet at, once they run."""
+        assert self._ranks is not None
+        return int(self._ranks._store.port)
+
     def close(self, *, force: bool = False) -> None:
         if self._ranks is not None:
             self._ranks.close(force=force)

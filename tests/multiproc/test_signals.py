@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
+import time
 
+import psutil
 import pytest
 
+import unlatch
+from scripts import PATIENCE, environment, runs, wait_until
 from unlatch.errors import Interrupted
 from unlatch.transport import signals
 from unlatch.transport.signals import heeding_signals
@@ -54,3 +62,151 @@ def test_threads_leave_signals_alone():
 def test_interrupted_travels_between_processes():
     error = pickle.loads(pickle.dumps(Interrupted(signal.SIGTERM)))
     assert (error.code, error.number) == (143, 15)
+
+
+class Launched:
+    """A script that launches two ranks, in a session of its own: signals to its group stay there."""
+
+    def __init__(self, folder, job):
+        script = folder / "script.py"
+        script.write_text(
+            "import signal, sys\nimport signal_jobs, unlatch\n"
+            "if __name__ == '__main__':\n"
+            "    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without it\n"
+            f"    unlatch.launch(signal_jobs.{job}, 2, args=(sys.argv[1],))\n"
+        )
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(folder)],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def noted(self, name):
+        """What both ranks have written down under this name."""
+        notes = [self.folder / f"{name}{rank}" for rank in range(2)]
+        wait_until(lambda: all(note.exists() for note in notes), f"no notes of {name}")
+        return [note.read_text() for note in notes]
+
+    def pids(self):
+        return [int(pid) for pid in self.noted("pid")]
+
+    def send(self, number, target):
+        if target == "group":
+            os.killpg(self.process.pid, number)
+        else:
+            os.kill(self.process.pid if target == "launcher" else self.pids()[1], number)
+
+    def ended(self):
+        """Wait for the end. **Returns:** the exit code and what was said."""
+        _, said = self.process.communicate(timeout=PATIENCE)
+        wait_until(lambda: not self.members(), "processes are left behind")
+        return self.process.returncode, said
+
+    def members(self):
+        return [pid for pid in psutil.pids() if session_of(pid) == self.process.pid and runs(pid)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
+        self.process.stderr.close()
+
+
+def session_of(pid):
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+@pytest.mark.parametrize("number", BOTH)
+@pytest.mark.parametrize("target", ["launcher", "rank", "group"])
+def test_ranks_that_heed_save_before_they_end(tmp_path, target, number):
+    with Launched(tmp_path, "heeds") as launched:
+        launched.pids()
+        launched.send(number, target)
+        code, said = launched.ended()
+    assert code == CODES[number]
+    assert len(said.splitlines()) <= 1
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
+
+
+@pytest.mark.parametrize("number", BOTH)
+@pytest.mark.parametrize("target", ["launcher", "group"])
+def test_ranks_that_heed_nothing_end_at_once(tmp_path, target, number):
+    with Launched(tmp_path, "heeds_nothing") as launched:
+        launched.pids()
+        launched.send(number, target)
+        code, said = launched.ended()
+    assert (code, said) == (CODES[number], "")
+
+
+def test_a_signal_to_a_rank_that_heeds_nothing_is_none(tmp_path):
+    with Launched(tmp_path, "heeds_nothing") as launched:
+        _, above = launched.pids()
+        os.kill(above, signal.SIGTERM)
+        os.kill(above, signal.SIGINT)
+        time.sleep(0.5)
+        assert runs(above)
+        launched.send(signal.SIGTERM, "launcher")
+        assert launched.ended() == (143, "")
+
+
+@pytest.mark.parametrize("target", ["launcher", "rank", "group"])
+def test_a_second_signal_ends_all_at_once(tmp_path, target):
+    with Launched(tmp_path, "hears_and_goes_on") as launched:
+        launched.pids()
+        launched.send(signal.SIGTERM, "group")
+        assert launched.noted("heard") == ["15", "15"]
+        time.sleep(0.5)
+        launched.send(signal.SIGTERM, target)
+        time.sleep(1.0)
+        assert launched.process.poll() is None, "one request was taken for two"
+        time.sleep(1.0)
+        launched.send(signal.SIGINT, target)
+        code, said = launched.ended()
+    assert code == 130
+    assert len(said.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("number", BOTH)
+@pytest.mark.parametrize("target", ["launcher", "group"])
+@pytest.mark.parametrize("delay", [0.0, 0.7])
+def test_signals_while_ranks_start(tmp_path, target, number, delay):
+    """Interpreters that are only importing have no handlers yet."""
+    with Launched(tmp_path, "heeds_nothing") as launched:
+        launcher = psutil.Process(launched.process.pid)
+        wait_until(lambda: len(launcher.children()) >= 2, "no rank starts")
+        time.sleep(delay)
+        launched.send(number, target)
+        assert launched.ended() == (CODES[number], "")
+
+
+def test_a_stopped_rank_ends_with_its_launcher(tmp_path):
+    with Launched(tmp_path, "heeds_nothing") as launched:
+        _, above = launched.pids()
+        os.kill(above, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(above).status() == psutil.STATUS_STOPPED, "a rank does not stop")
+        launched.process.kill()
+        launched.ended()
+
+
+def test_ranks_started_by_a_thread_outlive_it_but_not_the_launcher():
+    """Linux would end them with the thread."""
+    started = []
+    thread = threading.Thread(target=lambda: started.append(unlatch.Ranks(1)))
+    thread.start()
+    thread.join()
+    with started[0] as ranks:
+        assert ranks.run(os.getppid) == [os.getpid()]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -258,10 +259,22 @@ def never_ends() -> None:
 
 
 def train_forever(folder: str) -> None:
-    """Until somebody ends it; says so once training is under way."""
+    """Until somebody ends it; says so once training is under way, and what ended it."""
     rank = int(os.environ["RANK"])
-    with start("dtr", 2) as run:
-        feed(run, vectors(5))
-        write_whole(Path(folder, f"pid{rank}"), str(os.getpid()))
-        while True:
+    try:
+        with start("dtr", 2) as run:
             feed(run, vectors(5))
+            write_whole(Path(folder, f"pid{rank}"), str(os.getpid()))
+            while True:
+                feed(run, vectors(5))
+    except unlatch.errors.UnlatchError as error:
+        write_whole(Path(folder, f"error{rank}"), f"{type(error).__name__}: {error}")
+        raise
+
+
+def listens_on() -> set[str]:
+    """The addresses of this process that others can connect to, in the middle of a run."""
+    with start("dtr", 2) as run:
+        feed(run, vectors(2))
+        found = psutil.Process().net_connections(kind="inet")
+        return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import StepLR
 
 import unlatch
@@ -79,3 +81,25 @@ def unbroken_everywhere(folder: str) -> dict[str, Any]:
 
 def _network(outcome: Outcome) -> Outcome:
     return outcome[0], outcome[1][:8]
+
+
+def image_run(seed: int) -> unlatch.Run:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 8, 3, padding=1), nn.Flatten())
+    return unlatch.parallelize(
+        model.to(memory_format=torch.channels_last),
+        "pipedream",
+        stages=2,
+        loss_fn=mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+        split=["2"],
+    )
+
+
+def feed_images(run: unlatch.Run, first: int, count: int) -> list[float | None]:
+    generator = torch.Generator().manual_seed(first)
+    losses = []
+    for _ in range(count):
+        x = torch.randn(4, 3, 8, 8, generator=generator).to(memory_format=torch.channels_last)
+        losses.append(run.step(x, torch.randn(4, 512, generator=generator)).loss)
+    return losses

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from ..transport.meeting import join_group
+
 __all__ = ["agree", "gather", "join_torchrun", "rank", "under_torchrun"]
 
 T = TypeVar("T")
@@ -20,7 +22,7 @@ def under_torchrun() -> bool:
 def join_torchrun() -> None:
     """Meet the other processes of torchrun."""
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        join_group()
 
 
 def rank() -> int:

@@ -41,11 +41,10 @@ class _Strict(BaseModel):
 
 
 class _Encoded(_Strict):
-    """How a tensor is made of what the file holds: bytes of another type, or dimensions in another order."""
+    """Of which type and shape the bytes are that stand for a tensor."""
 
-    dtype: str | None = None
-    shape: list[Annotated[int, Field(ge=0)]] | None = None
-    order: list[Annotated[int, Field(ge=0)]] | None = None
+    dtype: str
+    shape: list[Annotated[int, Field(ge=0)]]
 
 
 class _File(_Strict):
@@ -178,32 +177,17 @@ def _save(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise ValueError(f"cannot store {name!r}, a tensor of layout {tensor.layout}: expected a dense one")
-        dense = tensor.detach().cpu().resolve_conj().resolve_neg()
-        if (order := _memory_order(dense)) is not None:
-            # What is computed from it may depend on how it lies in memory, to the last bit.
-            dense = dense.permute(order)
-            encoded[name] = {"order": order}
-        dense = dense.contiguous()
+        dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if dense.untyped_storage().data_ptr() in memory:
             dense = dense.clone()
         memory.add(dense.untyped_storage().data_ptr())
         if dense.dtype not in _NATIVE:
-            dtype = str(dense.dtype).removeprefix("torch.")
-            encoded[name] = {**encoded.get(name, {}), "dtype": dtype, "shape": list(dense.shape)}
+            encoded[name] = {"dtype": str(dense.dtype).removeprefix("torch."), "shape": list(dense.shape)}
             dense = dense.reshape(-1).view(torch.uint8)
         stored[name] = dense
     data = serialize(stored)
     file.write_bytes(data)
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "encoded": encoded}
-
-
-def _memory_order(tensor: Tensor) -> list[int] | None:
-    """The dimensions by falling stride, if the tensor is dense in that order and not in its own."""
-    if tensor.is_contiguous():
-        return None
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
-    return order if tensor.permute(order).is_contiguous() else None
 
 
 def _load(file: Path, facts: _File) -> dict[str, Tensor]:
@@ -230,16 +214,10 @@ def _load(file: Path, facts: _File) -> dict[str, Tensor]:
 
 
 def _decode(data: Tensor, true: _Encoded) -> Tensor:
-    if true.dtype is not None:
-        dtype, shape = getattr(torch, true.dtype, None), true.shape or []
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"this torch knows no dtype {true.dtype}")
-        data = data.view(dtype).reshape(shape) if math.prod(shape) else torch.empty(shape, dtype=dtype)
-    if true.order is not None:
-        if sorted(true.order) != list(range(data.dim())):
-            raise ValueError(f"order {true.order} of {data.dim()} dimensions")
-        data = data.permute([true.order.index(d) for d in range(data.dim())])
-    return data
+    dtype = getattr(torch, true.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"this torch knows no dtype {true.dtype}")
+    return data.view(dtype).reshape(true.shape) if math.prod(true.shape) else torch.empty(true.shape, dtype=dtype)
 
 
 def _manifest(file: Path) -> _Manifest:

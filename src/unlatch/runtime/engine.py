@@ -39,7 +39,6 @@ __all__ = ["Engine", "Finished", "Order"]
 #: Plain numbers that say how far an engine is.
 _PROGRESS = (
     "batches",
-    "handled",
     "_origin",
     "_fed",
     "_done",

@@ -164,6 +164,10 @@ class Updater:
             # Parameters that had no step there must have none here.
             self.optimizer.state.clear()
             self.optimizer.load_state_dict(completed(self.optimizer.state_dict(), state["optimizer"]))
+            # Torch converts what it loads to the parameters' dtype, which is not the dtype that all of it has.
+            listed = [p for group in self.optimizer.param_groups for p in group["params"]]
+            for position, saved in state["optimizer"]["state"].items():
+                self.optimizer.state[listed[position]].update(saved)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(completed(self.scheduler.state_dict(), state["schedule"]))
         for view, saved in zip(self.views, state["views"], strict=True):

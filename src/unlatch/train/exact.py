@@ -60,20 +60,38 @@ def share(state: State, stations: Container[int], leads: bool) -> dict[str, Any]
 def packed(model: Mapping[str, torch.Tensor], state: State, facts: Mapping[str, Any]) -> Checkpoint:
     """A checkpoint of the model and of a whole state, with `facts` beside it. Each tensor is stored once."""
     tensors, structure = flatten(dict(state))
-    names = {id(t): _IN_MODEL + name for name, t in model.items()}
+    names = {id(t): _IN_MODEL + name for name, t in model.items() if t.is_contiguous()}
     stored: dict[str, torch.Tensor] = {}
+    orders: dict[str, list[int]] = {}
     for t in tensors:
         if id(t) not in names:
-            names[id(t)] = str(len(stored))
-            stored[names[id(t)]] = t
-    tree = {"structure": structure, "tensors": [names[id(t)] for t in tensors]}
+            name = names[id(t)] = str(len(stored))
+            order = _memory_order(t)
+            if order is not None:
+                orders[name] = order
+            stored[name] = t if order is None else t.permute(order)
+    tree = {"structure": structure, "tensors": [names[id(t)] for t in tensors], "orders": orders}
     return Checkpoint(model, {**facts, _FILE: tree}, {_FILE: stored})
+
+
+def _memory_order(t: torch.Tensor) -> list[int] | None:
+    """The dimensions by falling stride, if a tensor is dense in that order and not in its own.
+
+    What is computed from a tensor may depend on how it lies in memory, to the last bit.
+    """
+    if t.is_contiguous():
+        return None
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
+    return order if t.permute(order).is_contiguous() else None
 
 
 def unpacked(content: Checkpoint) -> dict[str, Any]:
     """The state that `packed` put into a checkpoint."""
     tree = content.state[_FILE]
     found = {**content.extra.get(_FILE, {}), **{_IN_MODEL + name: t for name, t in content.model.items()}}
+    for name, order in tree["orders"].items():
+        found[name] = found[name].permute([order.index(d) for d in range(len(order))])
     if missing := [name for name in tree["tensors"] if name not in found]:
         raise CheckpointMismatch(f"state.json: {_FILE}.tensors: there is no tensor {missing[0]!r}")
     state: dict[str, Any] = unflatten(tree["structure"], [found[name] for name in tree["tensors"]])

@@ -88,61 +88,62 @@ def parallelize(
     [None, None, 0, 1]
     """
     _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, sample, optimizer)
-    world = current_world(distributed)
-    chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
-    chosen.schedule(stages)
-    asked = {
-        "stages": stages,
-        "split": split if isinstance(split, str) else list(split),
-        "plan": plan.starts if plan is not None else None,
-        "seed": seed,
-        "precision": precision,
-        "clip_grad_norm": clip_grad_norm,
-        "loss_reduction": loss_reduction,
-        "nonfinite": nonfinite,
-    }
-    shake_hands(world, chosen, asked, model)
-    blocks = chain(model)
-    if plan is None:
-        # Only rank 0 measures: two measurements never agree, and all ranks must cut alike.
-        found = chosen.plan(blocks, stages, split, sample, precision) if world.rank == 0 else None
-        plan = world.broadcast(found)
-        assert plan is not None
-    chosen.check_plan(plan, stages)
-    chosen = chosen.follow(plan)
-    x = sample[0] if sample is not None else None
-    check_chain(blocks, model, plan.starts, x)
-    stored = check_reversal(blocks, plan.starts, chosen.rules(), x)
-    chosen, tuned = _tune(chosen, blocks, plan, sample, loss_fn, world)
-    options = StageOptions(
-        loss_fn=loss_fn,
-        optimizer=optimizer,
-        lr_scheduler=lr_scheduler,
-        lr_scale=chosen.lr_scale if chosen.scales_lr else None,
-        clip_grad_norm=clip_grad_norm,
-        precision=precision,
-        seed=seed,
-        nonfinite=nonfinite,
-    )
-    held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
-    blueprint = Blueprint(
-        model=model,
-        blocks=blocks,
-        plan=plan,
-        options=options,
-        ranks=[rank for rank, held in enumerate(held_by_rank) for _ in held],
-        world=world,
-        microbatches=chosen.microbatches if chosen.microbatches != "auto" else 1,
-        accumulate=chosen.accumulate,
-        mean_loss=loss_reduction == "mean",
-        sample=sample,
-    )
-    run = connect(blueprint, chosen, stall_limit)
-    run.notes += [n for n in (plan.note, tuned, stored) if n]
-    run.notes += chosen.notes(run.method_statistics())
-    if run.advice is not None and run.advice.warning is not None and world.rank == 0:
-        log.warning("%s", run.advice.warning)
-    return run
+    world = current_world(distributed, stall_limit)
+    with world.telling_of_errors():
+        chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
+        chosen.schedule(stages)
+        asked = {
+            "stages": stages,
+            "split": split if isinstance(split, str) else list(split),
+            "plan": plan.starts if plan is not None else None,
+            "seed": seed,
+            "precision": precision,
+            "clip_grad_norm": clip_grad_norm,
+            "loss_reduction": loss_reduction,
+            "nonfinite": nonfinite,
+        }
+        shake_hands(world, chosen, asked, model)
+        blocks = chain(model)
+        if plan is None:
+            # Only rank 0 measures: two measurements never agree, and all ranks must cut alike.
+            found = chosen.plan(blocks, stages, split, sample, precision) if world.rank == 0 else None
+            plan = world.broadcast(found)
+            assert plan is not None
+        chosen.check_plan(plan, stages)
+        chosen = chosen.follow(plan)
+        x = sample[0] if sample is not None else None
+        check_chain(blocks, model, plan.starts, x)
+        stored = check_reversal(blocks, plan.starts, chosen.rules(), x)
+        chosen, tuned = _tune(chosen, blocks, plan, sample, loss_fn, world)
+        options = StageOptions(
+            loss_fn=loss_fn,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            lr_scale=chosen.lr_scale if chosen.scales_lr else None,
+            clip_grad_norm=clip_grad_norm,
+            precision=precision,
+            seed=seed,
+            nonfinite=nonfinite,
+        )
+        held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
+        blueprint = Blueprint(
+            model=model,
+            blocks=blocks,
+            plan=plan,
+            options=options,
+            ranks=[rank for rank, held in enumerate(held_by_rank) for _ in held],
+            world=world,
+            microbatches=chosen.microbatches if chosen.microbatches != "auto" else 1,
+            accumulate=chosen.accumulate,
+            mean_loss=loss_reduction == "mean",
+            sample=sample,
+        )
+        run = connect(blueprint, chosen)
+        run.notes += [n for n in (plan.note, tuned, stored) if n]
+        run.notes += chosen.notes(run.method_statistics())
+        if run.advice is not None and run.advice.warning is not None and world.rank == 0:
+            log.warning("%s", run.advice.warning)
+        return run
 
 
 def _check_arguments(

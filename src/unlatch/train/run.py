@@ -29,6 +29,7 @@ from ..runtime.station import Station
 from ..schedule import Schedule
 from ..transport.health import Health
 from ..transport.link import Link
+from ..transport.reports import report_progress
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
@@ -281,7 +282,14 @@ class Run:
             made = partial(_exact_checkpoint, facts, self._engine.devices[0]) if exact else partial(_drained, facts)
             if self._aside is None:
                 self._aside = self._world.aside()
-            self._saving = Saving(Path(path), self._aside, part, made, landed)
+            step = self._engine.batches
+
+            def in_place() -> None:
+                if landed is not None:
+                    landed()
+                report_progress(step)
+
+            self._saving = Saving(Path(path), self._aside, part, made, in_place)
             if wait:
                 self.finish_saving()
             return self._saving
@@ -404,8 +412,7 @@ class Run:
             self._leave()
 
     def _leave(self) -> None:
-        if self._health is not None:
-            self._health.close()
+        # Signs of life are given, and others watched, until all links are closed.
         for link in self._links:
             link.close()
         self._links = []

@@ -33,7 +33,7 @@ class Saving:
         world: World,
         part: Callable[[], Any],
         made: Callable[[Sequence[Any]], Checkpoint],
-        landed: Callable[[], None] | None = None,
+        landed: Callable[[], None],
     ) -> None:
         self.path = path
         self._world = world
@@ -65,8 +65,7 @@ class Saving:
         """What came of it; the other ranks must not wait for a checkpoint that will not come."""
         try:
             checkpoint.write(self.path, self._made(parts))
-            if self._landed is not None:
-                self._landed()
+            self._landed()
         except (UnlatchError, OSError, ValueError, TypeError) as error:
             return error
         return None

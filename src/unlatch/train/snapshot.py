@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,16 +74,19 @@ class Identity(_Strict):
     @classmethod
     def of(cls, method: Method, plan: Plan, mean_loss: bool, optimizer: str | None) -> Identity:
         """That of a run."""
-        # Functions in a method are shown with their address, which is another one in each process.
-        text = re.sub(r" at 0x[0-9a-f]+", "", repr(method))
-        options: dict[str, Any] | None = {f.name: getattr(method, f.name) for f in fields(method) if f.init}
+        options: dict[str, Any] | None
         try:
-            options = json.loads(json.dumps(options))
+            options = json.loads(json.dumps(method.arguments))
         except (TypeError, ValueError):
             options = None
         described = json.loads(json.dumps(plan_to_json(plan)))
         return cls(
-            method=method.name, options=options, text=text, plan=described, mean_loss=mean_loss, optimizer=optimizer
+            method=method.name,
+            options=options,
+            text=_in_full(method),
+            plan=described,
+            mean_loss=mean_loss,
+            optimizer=optimizer,
         )
 
     def matches(self, other: Identity) -> bool:
@@ -101,7 +103,7 @@ class Identity(_Strict):
             if self.options is None:
                 raise UnlatchError("its options hold functions, which no file can")
             method = get(self.method, **self.options)
-            if re.sub(r" at 0x[0-9a-f]+", "", repr(method)) != self.text:
+            if _in_full(method) != self.text:
                 raise UnlatchError(f"it is {method} here")
             return method, plan_from_json(self.plan, str(path))
         except UnlatchError as error:
@@ -109,6 +111,13 @@ class Identity(_Strict):
                 f"{path} has batches under way in {self.text}, which cannot be built again to finish them ({error}): "
                 "load it into a run of the same method, cut and optimizer, or save with exact=False"
             ) from error
+
+
+def _in_full(method: Method) -> str:
+    """A method with all its options, those included that it does not show."""
+    # Functions are shown with their address, which is another one in each process.
+    shown = (f"{name}={re.sub(' at 0x[0-9a-f]+', '', repr(value))}" for name, value in method.arguments.items())
+    return f"{method.name}({', '.join(shown)})"
 
 
 class _Loop(BaseModel):
@@ -131,6 +140,7 @@ class _StageSettings(_Strict):
 class _Exact(_Strict):
     structure: Any
     tensors: list[str]
+    orders: dict[str, list[int]] = {}
 
 
 class Saved(_Strict):

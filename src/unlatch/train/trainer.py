@@ -118,8 +118,8 @@ class Trainer:
     ) -> list[Epoch]:
         """Train for some epochs; the pipeline stays filled between them and is emptied at the end.
 
-        After `resume` the first pass goes on where it was: a loader with `seek(epoch, samples)` goes there, any other
-        is iterated from its start, with the random numbers that it had, and the batches that were fed are left out.
+        After a stop or `resume` the first pass goes on where it was: a loader with `seek(epoch, samples)` goes there,
+        any other is iterated from its start, with the random numbers that it had, and what was fed is left out.
 
         **Arguments:**
 
@@ -130,8 +130,7 @@ class Trainer:
         - `on_step`, `on_epoch`: called with each `StepResult` and `Epoch`.
         - `stop`: asked on the leading rank before every batch, but not inside of batches that are processed as one.
           Once it says yes, nothing further is fed. The pass under way is then neither evaluated nor counted;
-          `samples_into_epoch` says how far it came. The loader may have been asked for one batch more than that. What
-          is under way stays so.
+          `samples_into_epoch` says how far it came. What is under way stays so, and the next `fit` goes on from there.
 
         **Returns:** the epochs that were completed: fewer than asked for if `stop` said so.
 
@@ -163,7 +162,7 @@ class Trainer:
         """Count a pass that is complete."""
         epoch = Epoch(self.epochs, self._total.mean_loss, self._total.samples, self._total.speed, evaluation)
         self.epochs, self.samples_into_epoch, self.batches_into_epoch = self.epochs + 1, 0, 0
-        self._total = _Pass()
+        self._total, self._begin = _Pass(), None
         return epoch
 
     def _one_epoch(
@@ -199,22 +198,11 @@ class Trainer:
             return
         if loader is None:
             raise UnlatchError("fit needs a loader on the rank that holds stage 0")
-        empty = self.batches_into_epoch == 0
-        for batch in self._placed(loader):
-            empty = False
+        for batch in self._until_asked(loader, stop):
             if not (isinstance(batch, tuple | list) and len(batch) == 2):
                 raise DataError(
                     f"fit needs a loader of pairs (x, y), got {type(batch).__name__} from it; adapt the loader"
                 )
-            if engine.holds_first and collect.is_empty:
-                # Asked with the next batch at hand: without one the pass is complete, and nothing is cut short.
-                self._ended = self._asked_to_end(stop)
-                if self._ended is not None:
-                    engine.announce(Order.END)
-                    return
-                if self._minutes_are_up():
-                    engine.announce(Order.SAVE)
-                    self._save_beside()
             self.samples_into_epoch += batch_size(batch[0])
             self.batches_into_epoch += 1
             unit = collect.add(*batch)
@@ -224,13 +212,34 @@ class Trainer:
                 if finished is Order.END:
                     return
                 self._save_by_count()
-        if empty:
+        if self.batches_into_epoch == 0 and self._ended is None:
             raise DataError("the loader gave no batch: is it an iterator that was used up, or the data set empty?")
         rest = collect.rest()
         if rest is not None:
             yield self._step(*rest)
             self._save_by_count()
         engine.announce(Order.END)
+
+    def _until_asked(self, loader: Loader, stop: Callable[[], bool]) -> Iterator[Any]:
+        """The batches of the pass up to where it is cut short; checkpoints by the clock are written between them."""
+        engine, collect = self.run._engine, self.run._compensation
+        batches: Iterator[Any] | None = None
+        while True:
+            # Asked before the loader is: what it draws from random numbers belongs to the batch that follows.
+            if engine.holds_first and collect.is_empty:
+                self._ended = self._asked_to_end(stop)
+                if self._ended is not None:
+                    return
+                if self._minutes_are_up():
+                    engine.announce(Order.SAVE)
+                    self._save_beside()
+            if batches is None:
+                batches = self._placed(loader)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
 
     def _followed(self) -> Iterator[list[Finished] | Order]:
         while (finished := self._step()) is not Order.END:
@@ -248,20 +257,19 @@ class Trainer:
         number = self.run.stop_requested() if self.checkpoints is not None else None
         return number if number is not None else (0 if stop() else None)
 
-    def _placed(self, loader: Loader) -> Iterable[Any]:
+    def _placed(self, loader: Loader) -> Iterator[Any]:
         """The batches of the pass that were not fed yet."""
         set_epoch = getattr(loader, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self.epochs)
-        skipped, goes_on, self._goes_on = self.batches_into_epoch, self._goes_on, None
-        if goes_on is None or not skipped:
-            self._begin = random_state()
-            return loader
-        seek = getattr(loader, "seek", None)
-        if seek is not None:
-            seek(self.epochs, self.samples_into_epoch)
+        goes_on, self._goes_on = self._goes_on or random_state(), None
+        skipped, seek = self.batches_into_epoch, getattr(loader, "seek", None)
+        if not skipped or seek is not None:
             restore_random(goes_on)
-            return loader
+            self._begin = self._begin or goes_on
+            if skipped and seek is not None:
+                seek(self.epochs, self.samples_into_epoch)
+            return iter(loader)
         if self._begin is not None:
             restore_random(self._begin)
         batches = iter(loader)

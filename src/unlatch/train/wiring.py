@@ -15,7 +15,6 @@ from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
 from ..schedule import OUTSIDE, Schedule, steady_buffers
-from ..transport.health import Health
 from ..transport.link import Link
 from ..transport.mail import Mail, Message
 from ..transport.world import World
@@ -41,7 +40,7 @@ def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list
     return [range(a, b) for a, b in zip(starts, [*starts[1:], stages], strict=True)]
 
 
-def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
+def connect(blueprint: Blueprint, method: Method) -> Run:
     """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
     world = blueprint.world
     schedule = method.program(blueprint)
@@ -70,13 +69,14 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         mean_loss=blueprint.mean_loss,
         fed=method.reads_on_every_rank,
     )
-    health = None
-    if world.group is not None:
+    health = world.health
+    if world.group is not None and health is not None:
 
         def describe(rank: int) -> str:
             return _describe([station for station, at in enumerate(devices) if at == rank], schedule.stages)
 
-        health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
+        health.describe = describe
+        health.report_to(mail.fail)
         for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
             links[peer] = Link(peer, world.group, mail, health, boxes)
 
@@ -94,7 +94,7 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
             microbatches=microbatches,
             accumulate=other.accumulate,
         )
-        return connect(again, other, stall_limit)
+        return connect(again, other)
 
     return Run(blueprint, method, engine, list(links.values()), health, rebuild)
 

@@ -11,11 +11,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import Interrupted
+from .reports import report
 
 __all__ = ["REQUESTS", "handling", "heeding_signals"]
 
@@ -37,21 +38,37 @@ def heeding_signals(on_first: Callable[[int], None]) -> Iterator[None]:
     that this thread may hold: it sets a flag, or starts a thread that does the rest.
     """
 
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = False
+
+    def first(number: int) -> None:
+        nonlocal heard
+        heard = True
+        on_first(number)
+
     def again(number: int) -> None:
         if "RANK" in os.environ:
             os._exit(128 + number)
         raise Interrupted(number)
 
-    with handling(on_first, again):
-        yield
+    with handling(first, again):
+        report("heeding", True, False)
+        try:
+            yield
+        finally:
+            report("heeding", False, heard)
 
 
 @contextmanager
-def handling(on_first: Callable[[int], None], again: Callable[[int], None]) -> Iterator[None]:
-    """Inside, call `on_first(number)` at the first request to stop and `again(number)` at every later one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def handling(
+    on_first: Callable[[int], None], again: Callable[[int], None], requests: Iterable[int] = REQUESTS
+) -> Iterator[None]:
+    """Inside, call `on_first(number)` at the first of these signals and `again(number)` at those that mean it.
+
+    For the main thread only.
+    """
     first: float | None = None
 
     def heard(number: int, frame: FrameType | None) -> None:
@@ -63,7 +80,7 @@ def handling(on_first: Callable[[int], None], again: Callable[[int], None]) -> I
         elif now - first >= _SAME_REQUEST:
             again(number)
 
-    before = {number: signal.signal(number, heard) for number in REQUESTS}
+    before = {number: signal.signal(number, heard) for number in requests}
     try:
         yield
     finally:
