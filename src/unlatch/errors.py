@@ -83,9 +83,14 @@ class NonFinite(UnlatchError):
     def __str__(self) -> str:
         outcome = "" if self.outcome is None else f" {self.outcome}"
         return (
-            f"{self.subject}{self._when()} ({self.where}). Lower the learning rate, clip gradients (clip_grad_norm=1.0)"
-            f" or, if the method delays, raise microbatches.{outcome}"
+            f"{self.found}. Lower the learning rate, clip gradients (clip_grad_norm=1.0) or, if the method delays, "
+            f"raise microbatches.{outcome}"
         )
+
+    @property
+    def found(self) -> str:
+        """What it was and where."""
+        return f"{self.subject}{self._when()} ({self.where})"
 
     def _when(self) -> str:
         if self.batches is None:

@@ -83,8 +83,8 @@ class Updater:
         if self.optimizer is not None:
             with self._scaled_lr(self.optimizer):
                 self.optimizer.step()
-            if self._checks and not all_finite(self.params):
-                raise self._not_finite("weight", [(name, p) for name, p in self._named()])
+            if self._checks:
+                self.check_weights()
         for view in self.views:
             view.after_update()
         if self.optimizer is not None:
@@ -100,6 +100,11 @@ class Updater:
         """
         if not all_finite([p.grad for p in self.params if p.grad is not None], norm):
             raise self._not_finite("gradient of", [(name, p.grad) for name, p in self._named()])
+
+    def check_weights(self) -> None:
+        """Refuse weights that are not finite."""
+        if not all_finite(self.params):
+            raise self._not_finite("weight", list(self._named()))
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         return zip(self.place.names, self.params, strict=True)
