@@ -1,4 +1,4 @@
-"""What every test shares: one intra-op thread, fixed seeds, and hypothesis without deadlines."""
+"""What every test shares: one intra-op thread, fixed seeds, hypothesis without deadlines, and ranks for who asks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+
+from rank_pools import patient_launcher, ranks1, ranks2, ranks4
+
+__all__ = ["patient_launcher", "ranks1", "ranks2", "ranks4", "seed"]
 
 torch.set_num_threads(1)
 

@@ -72,7 +72,7 @@ def test_export_is_a_plain_state_dict(unlatch, two_runs, tmp_path):
     assert json.loads(result.stdout)["tensors"] == len(tensors)
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     assert unlatch("export", "late", "model.safetensors").exit_code == 2
-    assert unlatch("export", "late/last", "model.safetensors", "--overwrite").exit_code == 0
+    assert unlatch("export", "late/checkpoints/latest", "model.safetensors", "--overwrite").exit_code == 0
 
 
 def test_bench_inline(unlatch, conf):
@@ -118,4 +118,4 @@ def test_the_demo(tmp_path, capsys):
     out = tmp_path / "runs" / "demo"
     assert (out / "report.html").stat().st_size > 50_000
     assert {path.name for path in (out / "figures").iterdir()} == {"curves.png", "timeline.png", "costs.png"}
-    assert (out / "dtr-seed0" / "last" / "model.safetensors").exists()
+    assert (out / "dtr-seed0" / "checkpoints" / "latest" / "model.safetensors").exists()

@@ -79,7 +79,9 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_nobody_behind(unlatch, conf,
     result = unlatch("train", "--resume", "run", "--epochs", epochs, "--processes", 1)
     assert result.exit_code == 0, result.output
     unlatch("train", conf, "--out", "whole", "--epochs", epochs, *flags)
-    one, other = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("run", "whole"))
+    one, other = (
+        load_file(tmp_path / name / "checkpoints" / "latest" / "model.safetensors") for name in ("run", "whole")
+    )
     assert all(one[name].equal(other[name]) for name in other)
 
 
@@ -149,7 +151,7 @@ def test_a_run_continues_as_if_nothing_had_happened_wherever_it_was_stopped(
     assert result.exit_code == 130, result.output
     result = unlatch("train", "--resume", "run")
     assert result.exit_code == 0, result.output
-    found = load_file(tmp_path / "run" / "last" / "model.safetensors")
+    found = load_file(tmp_path / "run" / "checkpoints" / "latest" / "model.safetensors")
     expected = weights_never_stopped(config.load("run/config.toml"), places[stop], tmp_path / "on-the-way")
     assert all(found[name].equal(tensor) for name, tensor in expected.items())
     rows = metrics.read("run")
@@ -162,7 +164,9 @@ def test_exact_gradients_are_not_touched_by_a_stop_at_all(unlatch, conf, cut, tm
     stop_when_fed(6, tmp_path / "run", monkeypatch)
     assert unlatch("train", conf, "--out", "run", *flags).exit_code == 130
     assert unlatch("train", "--resume", "run").exit_code == 0
-    one, other = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("run", "whole"))
+    one, other = (
+        load_file(tmp_path / name / "checkpoints" / "latest" / "model.safetensors") for name in ("run", "whole")
+    )
     assert all(one[name].equal(other[name]) for name in other)
 
 
@@ -185,10 +189,12 @@ def test_stopped_twice_in_the_same_epoch(unlatch, conf, tmp_path, monkeypatch):
             stop_when_fed(fed, tmp_path / "run", patch)
             how = ("--resume", "run") if total > fed else (conf, "--out", "run", *flags)
             assert unlatch("train", *how).exit_code == 130
-        state = checkpoint.state(tmp_path / "run" / "last")["loop"]
+        state = checkpoint.state(tmp_path / "run" / "checkpoints" / "latest")["loop"]
         assert (state["epochs"], state["samples_into_epoch"], state["batches"]) == (0, total * 256, total)
     assert unlatch("train", "--resume", "run").exit_code == 0
-    one, other = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("run", "whole"))
+    one, other = (
+        load_file(tmp_path / name / "checkpoints" / "latest" / "model.safetensors") for name in ("run", "whole")
+    )
     assert all(one[name].equal(other[name]) for name in other)
 
 
@@ -208,7 +214,7 @@ def test_batches_of_another_size_must_fit_the_place_of_the_stop(unlatch, conf, t
     assert "stopped after 768 samples of epoch 1, and no batch of 100 begins there" in " ".join(result.stderr.split())
     result = unlatch("train", "--resume", "run", "--set", "data.batch_size=128")
     assert result.exit_code == 0, result.output
-    assert checkpoint.state(tmp_path / "run" / "last")["loop"]["batches"] == 3 + 6
+    assert checkpoint.state(tmp_path / "run" / "checkpoints" / "latest")["loop"]["batches"] == 3 + 6
 
 
 def test_a_request_by_hand_does_not_make_the_first_signal_the_second(tmp_path):
@@ -242,7 +248,9 @@ def test_torchrun_trains_the_same_weights(unlatch, conf, cut, tmp_path):
     text = output(process)
     assert process.returncode == 0, text
     assert text.count("writing to two") == 1
-    one, other = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("one", "two"))
+    one, other = (
+        load_file(tmp_path / name / "checkpoints" / "latest" / "model.safetensors") for name in ("one", "two")
+    )
     assert all(one[name].equal(other[name]) for name in one)
 
 

@@ -15,7 +15,7 @@ CONSTANT = ("--set", "lr.shape=constant", "--set", "optimizer.lr=0.05")
 
 
 def weights(folder):
-    return load_file(folder / "last" / "model.safetensors")
+    return load_file(folder / "checkpoints" / "latest" / "model.safetensors")
 
 
 def same(one, other):
@@ -163,7 +163,7 @@ def test_batch_compensation_reaches_the_end_of_its_learning_rate(unlatch, conf, 
     flags = ("--set", "method.compensate=2", "--set", "method.microbatches=1")
     result = unlatch("train", conf, "--method", "dtrp", "--stages", 2, "--epochs", 2, "--out", "run", *flags)
     assert result.exit_code == 0, result.output
-    state = json.loads((tmp_path / "run" / "last" / "state.json").read_text())["state"]
+    state = json.loads((tmp_path / "run" / "checkpoints" / "latest" / "state.json").read_text())["state"]
     assert state["loop"]["updates"] == 6
     assert state["groups"][0]["lr"] == pytest.approx(0.0, abs=1e-12)
 

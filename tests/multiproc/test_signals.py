@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 import unlatch
-from scripts import PATIENCE, environment, runs, wait_until
+from rank_jobs import differences
+from restart_jobs import session
+from scripts import PATIENCE, TORCHRUN, environment, runs, wait_until
 from unlatch.errors import Interrupted
 from unlatch.transport import signals
 from unlatch.transport.signals import heeding_signals
@@ -65,19 +67,24 @@ def test_interrupted_travels_between_processes():
 
 
 class Launched:
-    """A script that launches two ranks, in a session of its own: signals to its group stay there."""
+    """A script that launches two ranks, in a session of its own: signals to its group stay there.
 
-    def __init__(self, folder, job):
+    **Arguments:** `torchrun`: the command that launches them instead.
+    """
+
+    def __init__(self, folder, job, torchrun=()):
         script = folder / "script.py"
+        call = f"signal_jobs.{job}(sys.argv[1])"
         script.write_text(
-            "import signal, sys\nimport signal_jobs, unlatch\n"
+            "import signal, sys\nimport signal_jobs, torch, unlatch\n"
             "if __name__ == '__main__':\n"
+            "    torch.set_num_threads(1)\n"
             "    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without it\n"
-            f"    unlatch.launch(signal_jobs.{job}, 2, args=(sys.argv[1],))\n"
+            f"    {call if torchrun else f'unlatch.launch(signal_jobs.{job}, 2, args=(sys.argv[1],))'}\n"
         )
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, str(script), str(folder)],
+            [sys.executable, *torchrun, str(script), str(folder)],
             env=environment(),
             stderr=subprocess.PIPE,
             text=True,
@@ -129,8 +136,7 @@ def session_of(pid):
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
-@pytest.mark.parametrize("number", BOTH)
-@pytest.mark.parametrize("target", ["launcher", "rank", "group"])
+@pytest.mark.parametrize(("target", "number"), [("launcher", signal.SIGINT), ("rank", signal.SIGTERM)])
 def test_ranks_that_heed_save_before_they_end(tmp_path, target, number):
     with Launched(tmp_path, "heeds") as launched:
         launched.pids()
@@ -142,8 +148,40 @@ def test_ranks_that_heed_save_before_they_end(tmp_path, target, number):
     assert (tmp_path / "saved1").exists()
 
 
-@pytest.mark.parametrize("number", BOTH)
-@pytest.mark.parametrize("target", ["launcher", "group"])
+@pytest.mark.parametrize(
+    ("target", "number"),
+    [("launcher", signal.SIGTERM), ("rank", signal.SIGINT), ("group", signal.SIGTERM), ("group", signal.SIGINT)],
+)
+def test_a_session_saves_and_continues_as_if_nothing_had_been(tmp_path, target, number):
+    with Launched(tmp_path, "trains") as launched:
+        launched.pids()
+        launched.send(number, target)
+        code, said = launched.ended()
+    assert code == CODES[number]
+    assert "Traceback" not in said
+    check_that_it_continues(tmp_path)
+
+
+def test_a_session_under_torchrun(tmp_path):
+    """torchrun has its own exit code and its own tracebacks; the ranks have none."""
+    with Launched(tmp_path, "trains", TORCHRUN) as launched:
+        launched.pids()
+        launched.send(signal.SIGTERM, "launcher")
+        code, said = launched.ended()
+    assert code == 1
+    assert "SignalException" in said
+    assert "[rank" not in said
+    assert "terminate called" not in said, "the interpreter ended with connections open"
+    check_that_it_continues(tmp_path)
+
+
+def check_that_it_continues(tmp_path):
+    [saved] = {path.resolve().name for path in (tmp_path / "checkpoints").glob("latest")}
+    assert 4 <= int(saved.removeprefix("step-")) < 30
+    assert differences(session("dtrp", None), session("dtrp", str(tmp_path / "checkpoints"))) == []
+
+
+@pytest.mark.parametrize(("target", "number"), [("launcher", signal.SIGINT), ("group", signal.SIGTERM)])
 def test_ranks_that_heed_nothing_end_at_once(tmp_path, target, number):
     with Launched(tmp_path, "heeds_nothing") as launched:
         launched.pids()
@@ -169,19 +207,17 @@ def test_a_second_signal_ends_all_at_once(tmp_path, target):
         launched.pids()
         launched.send(signal.SIGTERM, "group")
         assert launched.noted("heard") == ["15", "15"]
-        time.sleep(0.5)
-        launched.send(signal.SIGTERM, target)
-        time.sleep(1.0)
+        time.sleep(signals._SAME_REQUEST)
         assert launched.process.poll() is None, "one request was taken for two"
-        time.sleep(1.0)
         launched.send(signal.SIGINT, target)
         code, said = launched.ended()
     assert code == 130
     assert len(said.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("number", BOTH)
-@pytest.mark.parametrize("target", ["launcher", "group"])
+@pytest.mark.parametrize(
+    ("target", "number"), [("launcher", signal.SIGTERM), ("group", signal.SIGTERM), ("group", signal.SIGINT)]
+)
 @pytest.mark.parametrize("delay", [0.0, 0.7])
 def test_signals_while_ranks_start(tmp_path, target, number, delay):
     """Interpreters that are only importing have no handlers yet."""

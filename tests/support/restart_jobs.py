@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def fails(what: str, attempts: int, saves: list[int]) -> tuple[int, Any]:
 class Kills(nn.Module):
     """Kills its process at some training forwards, one for each attempt; later attempts are spared."""
 
-    def __init__(self, at: list[int]) -> None:
+    def __init__(self, at: Sequence[int]) -> None:
         super().__init__()
         self.left = at[0] if at else 0
 
@@ -64,7 +65,9 @@ class Kills(nn.Module):
         return x
 
 
-def session(method: str, folder: str | None, kills: list[int]) -> Outcome:
+def session(
+    method: str, folder: str | None, kills: Sequence[int] = (), on_step: Callable[[Any], None] | None = None
+) -> Outcome:
     """Train a fixed number of epochs, from the last checkpoint on if there is one.
 
     **Arguments:** `kills`: after how many forwards stage 1 dies, in each attempt.
@@ -85,5 +88,5 @@ def session(method: str, folder: str | None, kills: list[int]) -> Outcome:
         trainer = unlatch.Trainer(run, checkpoints=folder, save_every="3 batches" if folder else None)
         if folder:
             trainer.resume("latest")
-        trainer.fit(vectors(10) if 0 in run.stations else None, until=3)
+        trainer.fit(vectors(10) if 0 in run.stations else None, until=3, on_step=on_step)
         return {"steps": [], "state": copied_state(run.module())}

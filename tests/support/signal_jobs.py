@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 from fault_jobs import write_whole
+from restart_jobs import session
+from unlatch import StepResult
 from unlatch.errors import Interrupted
 from unlatch.transport.signals import heeding_signals
 
@@ -35,3 +37,14 @@ def heeds_nothing(folder: str) -> None:
     write_whole(Path(folder, f"pid{os.environ['RANK']}"), str(os.getpid()))
     while True:
         time.sleep(0.02)
+
+
+def trains(folder: str) -> None:
+    """A session that has some seconds left when it says that it is under way."""
+
+    def slow(result: StepResult) -> None:
+        time.sleep(0.1)
+        if result.step == 4:
+            write_whole(Path(folder, f"pid{os.environ['RANK']}"), str(os.getpid()))
+
+    session("dtrp", str(Path(folder, "checkpoints")), on_step=slow)

@@ -18,7 +18,7 @@ the mail.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -166,6 +166,12 @@ class Engine:
             is_gradient=entry.kind.cost in ("backward", "weight gradient"),
         )
 
+    def wrap(self, around: Callable[[Station, Entry, Operation], Operation]) -> None:
+        """Replace what stations do for each entry by what `around` makes of it; before the first batch."""
+        for task in self._tasks:
+            if task is not None:
+                task.work = around(task.station, task.entry, task.work)
+
     @property
     def stages(self) -> dict[int, Stage]:
         """The stages that live in this process, by station."""
@@ -237,6 +243,11 @@ class Engine:
     def next_update(self) -> int:
         """The first update that no batch fed so far contributes to."""
         return self._update + (self._in_update > 0)
+
+    @property
+    def under_way(self) -> int:
+        """Batches that were fed and are not finished, as far as this process knows of them."""
+        return len({micro.batch for micro in self._micros.values()})
 
     def counters(self) -> dict[str, int]:
         """How far the run is; meaningful only while the pipeline is empty."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.pairs import pairs
 from ..errors import DataError
 from ..nn.tree import batch_size, map_tensors
 from ..schedule import OUTSIDE, Entry, Kind, Periodic, Port
@@ -96,7 +97,7 @@ def evaluate(
     if engine.leads:
         if loader is None:
             raise DataError("evaluate needs a loader on the rank that holds stage 0, got None")
-        for x, y in loader:
+        for x, y in pairs(loader, "evaluate"):
             engine.step(x, y)
         engine.announce(Order.END)
     else:

@@ -20,6 +20,7 @@ from ..rules.updates import OptimizerFactory
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import StageOptions
 from ..runtime.updating import Optimizer
+from ..transport.faults import Faults
 from ..transport.world import World, current_world
 from .handshake import shake_hands
 from .reversal import check_reversal
@@ -49,6 +50,7 @@ def parallelize(
     nonfinite: Literal["stop", "skip", "ignore"] = "stop",
     stall_limit: float = 60.0,
     distributed: bool | None = None,
+    faults: Faults | None = None,
 ) -> Run:
     """Cut a model into stages and train it with a method that does not wait for the whole network.
 
@@ -77,6 +79,7 @@ def parallelize(
       fault, as if it had never been fed. `"ignore"` does not look.
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
+    - `faults`: what is to go wrong on purpose (`unlatch.Faults`); by default what `UNLATCH_FAULTS` says.
 
     >>> import torch
     >>> from torch import nn
@@ -138,7 +141,7 @@ def parallelize(
             mean_loss=loss_reduction == "mean",
             sample=sample,
         )
-        run = connect(blueprint, chosen)
+        run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
         run.notes += [n for n in (plan.note, tuned, stored) if n]
         run.notes += chosen.notes(run.method_statistics())
         if run.advice is not None and run.advice.warning is not None and world.rank == 0:

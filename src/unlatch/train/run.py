@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..advise.advice import advise_method
-from ..errors import DataError, NonFinite, StageFailed, UnlatchError
+from ..errors import DataError, Interrupted, NonFinite, StageFailed, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
 from ..nn.chain import as_module, state_names
@@ -130,6 +130,11 @@ class Run:
         finished = self._guard.feed(*unit)
         # An order comes from a session on the leading rank, which then reads the data itself.
         return [] if isinstance(finished, Order) else finished
+
+    @property
+    def batches(self) -> int:
+        """How many were fed so far, those before a checkpoint that was loaded included, those left out not."""
+        return self._engine.batches
 
     @property
     def left_out(self) -> int:
@@ -304,15 +309,8 @@ class Run:
             if self._aside is None:
                 self._aside = self._world.aside()
                 self._aside.heed(self.failure)
-            step = self._engine.batches
-
-            def in_place() -> None:
-                if landed is not None:
-                    landed()
-                report_progress(step)
-
             self._guard.saving(Path(path))
-            self._saving = Saving(Path(path), self._aside, part, made, in_place)
+            self._saving = Saving(Path(path), self._aside, part, made, partial(_in_place, landed, self.batches))
             if wait:
                 self.finish_saving()
             return self._saving
@@ -343,6 +341,7 @@ class Run:
             "method": repr(self.method),
             "split": self.plan.split,
             "joined": self._compensation.count,
+            "under_way": self._engine.under_way,
             **self._engine.counters(),
         }
         return {"loop": loop, "run": self._identity().model_dump()}
@@ -482,7 +481,8 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None:
+        # A session that was interrupted has ended on all ranks alike.
+        if kind is None or issubclass(kind, Interrupted):
             self.close()
         elif self._health is not None:
             self._health.leave_note(_first_line(error))
@@ -500,6 +500,12 @@ class Run:
             if self._health is not None:
                 self._health.leave_note(_first_line(error))
             raise
+
+
+def _in_place(landed: Callable[[], None] | None, batches: int) -> None:
+    if landed is not None:
+        landed()
+    report_progress(batches)
 
 
 def _by_stage(measured: Any) -> int:

@@ -66,6 +66,11 @@ class Saving:
         try:
             checkpoint.write(self.path, self._made(parts))
             self._landed()
-        except (UnlatchError, OSError, ValueError, TypeError) as error:
+        except OSError as error:
+            return UnlatchError(
+                f"{self.path}: the checkpoint could not be written: {error.strerror or error}; what was there before "
+                "is as it was"
+            )
+        except (UnlatchError, ValueError, TypeError) as error:
             return error
         return None

@@ -35,6 +35,7 @@ __all__ = [
     "Saved",
     "compare_names",
     "compare_optimizers",
+    "facts",
     "load_named",
     "merged",
     "model_state",
@@ -128,6 +129,7 @@ class _Loop(BaseModel):
     batches: int = Field(0, ge=0)
     micros: int = Field(0, ge=0)
     updates: int = Field(0, ge=0)
+    under_way: int = Field(0, ge=0)
 
 
 class _StageSettings(_Strict):
@@ -172,8 +174,17 @@ class Saved(_Strict):
 def read(path: Path) -> tuple[Checkpoint, Saved]:
     """A checkpoint and what it says, checked as far as a file can be."""
     content = checkpoint.read(path)
+    return content, _checked(path, content.state)
+
+
+def facts(path: Path) -> Saved:
+    """What a checkpoint says; its tensors are neither read nor checked."""
+    return _checked(path, checkpoint.state(path))
+
+
+def _checked(path: Path, state: Mapping[str, Any]) -> Saved:
     try:
-        return content, Saved.model_validate(content.state)
+        return Saved.model_validate(state)
     except ValidationError as error:
         raise CheckpointMismatch(f"{path / checkpoint.STATE}: state: {explain(error)[0]}") from None
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data.pairs import pairs
 from ..errors import ConfigError, DataError, Interrupted, UnlatchError
 from ..io.checkpoints import Checkpoints
 from ..nn.tree import batch_size
@@ -36,6 +37,11 @@ class Epoch:
     samples: int
     samples_per_second: float
     evaluation: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def score(self) -> float:
+        """How good the model is after it, higher is better: the accuracy, or minus the loss where there is none."""
+        return self.evaluation.get("accuracy", -self.evaluation.get("loss", self.loss))
 
 
 @dataclass(frozen=True)
@@ -203,10 +209,6 @@ class Trainer:
         if loader is None:
             raise UnlatchError("fit needs a loader on the rank that holds stage 0")
         for batch in self._until_asked(loader, stop):
-            if not (isinstance(batch, tuple | list) and len(batch) == 2):
-                raise DataError(
-                    f"fit needs a loader of pairs (x, y), got {type(batch).__name__} from it; adapt the loader"
-                )
             self.samples_into_epoch += batch_size(batch[0])
             self.batches_into_epoch += 1
             unit = collect.add(*batch)
@@ -273,10 +275,10 @@ class Trainer:
             self._begin = self._begin or goes_on
             if skipped and seek is not None:
                 seek(self.epochs, self.samples_into_epoch)
-            return iter(loader)
+            return pairs(loader, "fit")
         if self._begin is not None:
             restore_random(self._begin)
-        batches = iter(loader)
+        batches = pairs(loader, "fit")
         for number in range(skipped):
             if next(batches, None) is None:
                 raise DataError(
@@ -336,8 +338,7 @@ class Trainer:
     def _save_by_epoch(self, epoch: Epoch) -> None:
         every = self.save_every
         if every is not None and every.unit == "epochs" and self.epochs % every.count == 0:
-            loss = epoch.evaluation.get("loss", epoch.loss)
-            self._save_beside(epoch.evaluation.get("accuracy", -loss))
+            self._save_beside(epoch.score)
 
     def _after_batch(self) -> None:
         """Keep the state, or write it, if it is time for that."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..errors import PlanError, ScheduleError
 from ..methods import Method
@@ -14,13 +16,18 @@ from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
+from ..runtime.faulty import break_engine, check_faults
 from ..schedule import OUTSIDE, Schedule, steady_buffers
+from ..transport.faults import Faults
+from ..transport.faulty_link import FaultyLink
 from ..transport.link import Link
 from ..transport.mail import Mail, Message
 from ..transport.world import World
 from .run import Run
 
 __all__ = ["connect", "place"]
+
+log = logging.getLogger("unlatch")
 
 
 def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list[range]:
@@ -40,7 +47,7 @@ def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list
     return [range(a, b) for a, b in zip(starts, [*starts[1:], stages], strict=True)]
 
 
-def connect(blueprint: Blueprint, method: Method) -> Run:
+def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
     world = blueprint.world
     schedule = method.program(blueprint)
@@ -69,6 +76,14 @@ def connect(blueprint: Blueprint, method: Method) -> Run:
         mean_loss=blueprint.mean_loss,
         fed=method.reads_on_every_rank,
     )
+    make_link: Callable[..., Link] = Link
+    if faults:
+        check_faults(faults, engine, inline=world.group is None)
+        faults = faults.of_this_start()
+        if world.rank == 0:
+            log.warning("faults are injected into this run: %s", "; ".join(map(str, faults)) or "none in this start")
+        break_engine(engine, faults)
+        make_link = partial(FaultyLink, faults=faults)
     health = world.health
     if world.group is not None and health is not None:
 
@@ -78,7 +93,7 @@ def connect(blueprint: Blueprint, method: Method) -> Run:
         health.describe = describe
         health.report_to(mail.fail)
         for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
-            links[peer] = Link(peer, world.group, mail, health, boxes)
+            links[peer] = make_link(peer, world.group, mail, health, boxes)
 
     def rebuild(other: Method, plan: Plan) -> Run:
         """A run of the same model by another method and cut, from copies, in this process alone."""
@@ -94,7 +109,7 @@ def connect(blueprint: Blueprint, method: Method) -> Run:
             microbatches=microbatches,
             accumulate=other.accumulate,
         )
-        return connect(again, other)
+        return connect(again, other, Faults())
 
     return Run(blueprint, method, engine, list(links.values()), health, rebuild)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 
 from ..errors import Interrupted
-from .signals import REQUESTS, handling
+from .signals import REQUESTS, handling, interrupt
 
 __all__ = ["Forwarding"]
 
@@ -44,7 +44,7 @@ class Forwarding:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        usual = (signal.SIG_DFL, signal.default_int_handler)
+        usual = (signal.SIG_DFL, signal.default_int_handler, interrupt)
         ours = [number for number in REQUESTS if signal.getsignal(number) in usual]
         with handling(self._hear, self._hear_again, ours):
             yield

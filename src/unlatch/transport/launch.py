@@ -229,6 +229,8 @@ class Ranks:
             self._pipes.clear()
             self._workers.clear()
             self._forwarding.forget_ranks()
+            # An error that is kept keeps this object, and the port would stay open with it.
+            self._store = None
 
     @contextlib.contextmanager
     def _ended_on_error(self) -> Iterator[None]:

@@ -18,12 +18,20 @@ from types import FrameType
 from ..errors import Interrupted
 from .reports import report
 
-__all__ = ["REQUESTS", "handling", "heeding_signals"]
+__all__ = ["REQUESTS", "handling", "heeding_signals", "interrupt"]
 
 #: Signals that ask a process to end.
 REQUESTS = (signal.SIGINT, signal.SIGTERM)
 # Seconds in which further signals belong to the first one.
 _SAME_REQUEST = 2.0
+
+
+def interrupt(number: int, frame: FrameType | None = None) -> None:
+    """A handler for programs with nothing to save: it ends them by `Interrupted`, which cleans up on its way out.
+
+    `Ranks` puts its own in its place while there are ranks to think of.
+    """
+    raise Interrupted(number)
 
 
 @contextmanager
