@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import unlatch
+import unlatch.transport.launch
 
 
 class Pool:
