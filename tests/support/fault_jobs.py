@@ -105,6 +105,9 @@ class Trouble(nn.Module):
         if self.what == "exit":
             note_strike(self.note)
             os._exit(3)
+        if self.what == "memory":
+            with little_memory():
+                return x + torch.zeros(2**28).sum()
         return x
 
 
@@ -256,6 +259,27 @@ def breaks_between_steps(what: str) -> None:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
         run.module()
+
+
+def closes(what: str, folder: str) -> str | None:
+    """Rank 0 closes its run at once, while rank 1 is busy for long, dies or stops. Who was lost, by this rank."""
+    rank = int(os.environ["RANK"])
+    run = start("dtr", 2, limit=LIMIT)
+    feed(run, vectors(3))
+    trained = Path(folder, "trained")
+    if rank == 0:
+        write_whole(trained, "")
+    else:
+        while not trained.exists():
+            time.sleep(0.05)
+        if what == "busy":
+            time.sleep(3 * LIMIT)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+    began = time.monotonic()
+    run.close()
+    write_whole(Path(folder, f"closed{rank}"), str(time.monotonic() - began))
+    return str(run.failure()) if run.failure() is not None else None
 
 
 def bad_batch() -> None:

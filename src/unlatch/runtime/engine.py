@@ -25,10 +25,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
+from ..errors import ConfigError, DataError, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
+from ..io.space import bytes_text
 from ..nn.tree import aligned, batch_size, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Kind, Schedule
 from ..transport.mail import Mail, Message, Micro
+from ..transport.memory import TAKES_LESS, is_out_of_memory, most_held
 from ..transport.wire import dense_tree
 from .events import Event, Recorder
 from .stage import Stage
@@ -117,6 +119,8 @@ class Engine:
         self.mean_loss = mean_loss
         self.recorder = recorder or Recorder()
         self.batches = 0
+        #: Whether gradients are looked at after every entry, so that one that is not finite is traced to its batch.
+        self.careful = False
         #: The process of each station.
         self.devices = devices or (0,) * schedule.stations
         operations = {index: station.operations() for index, station in self.stations.items()}
@@ -275,6 +279,7 @@ class Engine:
             station.load(state["stations"][index])
         for name in _PROGRESS:
             setattr(self, name, state["progress"][name])
+        self._own.clear()
         self._micros.clear()
         self._micros.update({position: Micro(**micro) for position, micro in state["micros"].items()})
         self._newest = Micro(**state["newest"]) if state["newest"] is not None else None
@@ -385,13 +390,22 @@ class Engine:
         station, losses = task.station, self._losses
         taken = []
         for name, receiver in task.takes:
-            message = self.mail.take(name, receiver, micro)
+            try:
+                message = self.mail.take(name, receiver, micro)
+            except PeerLost as error:
+                raise PeerLost(f"{error}. {station.title} waited for the {name} message of {micro}") from None
             if message.scalars is not None:
                 losses[micro.id] = message.scalars["loss"]
             taken.append(message.payload)
         version, start = station.version, time.perf_counter()
         try:
             given = task.work(micro, *taken)
+            if self.careful:
+                station.check_gradients()
+        except NonFinite as error:
+            shared = self.accumulate - 1 if task.once_per_update and not self.careful else 0
+            error.batches = max(0, micro.batch - shared), micro.batch
+            raise
         except UnlatchError:
             raise
         except Exception as error:
@@ -418,7 +432,11 @@ def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:
         subject = f"the auxiliary work {kind} ({getattr(task.work, '__name__', kind)}) of {subject}"
     elif kind.cost != "update":
         subject = f"the {'forward' if kind.cost == 'forward' else 'backward'} of {subject}"
-    return StageFailed(f"{task.station.title} failed in {subject}: {type(error).__name__}: {error}")
+    text = f"{task.station.title} failed in {subject}: {type(error).__name__}: {error}"
+    if is_out_of_memory(error):
+        kept, held = bytes_text(task.station.kept_bytes), bytes_text(most_held())
+        text += f". Out of memory: it keeps {kept} for batches under way, its process held {held} at most; {TAKES_LESS}"
+    return StageFailed(text)
 
 
 def _first_entries(schedule: Schedule, devices: Sequence[int]) -> dict[int, Entry]:
