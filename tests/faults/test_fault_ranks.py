@@ -127,17 +127,6 @@ def test_rank_that_exits(row, ranks2, tmp_path):
     line.found("PeerLost: gone without a word", wreck.seconds)
 
 
-def test_a_stage_without_memory(row, ranks2, tmp_path):
-    line = row("F21", "stage 1 of 2 gets no more memory")
-    wreck = Wreck(ranks2, tmp_path)
-    error = str(wreck.run(StageFailed, "dtr", "memory", 1))
-    assert "stage 1 failed in the forward of batch 2: RuntimeError: " in error
-    assert "can't allocate memory" in error
-    assert wreck.reports[0].startswith("PeerLost: rank 1 (stage 1) stopped: stage 1 failed in the forward of batch 2")
-    assert wreck.seconds < SOON
-    line.found("StageFailed names stage and batch; PeerLost quotes it", wreck.seconds)
-
-
 def test_stopped_rank(row, ranks2, hasty, tmp_path):
     line = row("F3", f"SIGSTOP of stage 1 for good, stall_limit {LIMIT:g} s")
     wreck = Wreck(ranks2, tmp_path)

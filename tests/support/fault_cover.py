@@ -16,7 +16,8 @@ COVER = {
         "tests/multiproc/test_signals.py::test_a_stopped_rank_ends_with_its_launcher": "with a rank that is stopped",
     },
     "F6": {
-        "tests/cli/test_cli_stopping.py::test_an_interrupted_run_leaves_a_checkpoint_and_nobody_behind": "to the CLI",
+        "tests/cli/test_cli_signals.py::test_two_processes_save_and_say_how_to_go_on": "to the command line",
+        "tests/cli/test_cli_signals.py::test_a_second_signal_ends_at_once": "a second one to the command line",
         "tests/multiproc/test_signals.py::test_ranks_that_heed_save_before_they_end": "to launcher, rank or group",
         "tests/multiproc/test_signals.py::test_a_second_signal_ends_all_at_once": "a second signal",
         "tests/multiproc/test_signals.py::test_signals_while_ranks_start": "while ranks start",
@@ -47,6 +48,11 @@ COVER = {
         "tests/multiproc/test_restarts.py::test_torchrun_restarts": "killed and restarted by torchrun",
     },
     "F12": {"tests/multiproc/test_ranks_edges.py::test_batch_sizes": "short, large and single-sample batches"},
+    "F13": {
+        "tests/train/test_not_finite.py::test_gradient_at_any_stage": "a gradient that is infinite",
+        "tests/multiproc/test_ranks_not_finite.py::test_left_out_on_all_stages": "left out on all stages",
+        "tests/multiproc/test_ranks_not_finite.py::test_stop_leaves_the_last_good_state": "last good state saved",
+    },
     "F14": {"tests/multiproc/test_ranks_loaders.py::test_training_on_two_ranks": "raises, ends early, differs"},
     "F16": {
         "tests/multiproc/test_ranks_start.py::test_a_rank_that_never_comes": "a rank never comes",
@@ -59,6 +65,10 @@ COVER = {
         "tests/nn/test_chain_check.py::test_tied_weights": "weights tied across a cut",
         "tests/multiproc/test_ranks_edges.py::test_frozen_stage": "a frozen stage",
         "tests/multiproc/test_ranks_edges.py::test_parameter_free_stage": "a stage without parameters",
+    },
+    "F21": {
+        "tests/multiproc/test_ranks_memory.py::test_a_stage_without_memory": "a stage gets no more memory",
+        "tests/multiproc/test_ranks_memory.py::test_a_rank_that_the_system_kills": "the system kills a rank",
     },
     "F22": {"tests/runtime/test_health.py::test_who_was_suspended_blames_nobody_for_it": "the clock jumps"},
     "F23": {"tests/multiproc/test_restarts.py::test_a_loop_without_progress_ends": "the same failure in each start"},

@@ -105,9 +105,6 @@ class Trouble(nn.Module):
         if self.what == "exit":
             note_strike(self.note)
             os._exit(3)
-        if self.what == "memory":
-            with little_memory():
-                return x + torch.zeros(2**28).sum()
         return x
 
 
