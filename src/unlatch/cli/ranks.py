@@ -44,5 +44,6 @@ def restarts() -> int:
 def all_ranks() -> Iterator[World]:
     """The ranks of this run, for what they tell each other outside of training. Entered by all of them alike."""
     world = current_world()
-    yield world
+    with world.telling_of_errors():
+        yield world
     world.close()
