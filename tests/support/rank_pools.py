@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import unlatch
+from unlatch.transport import launch
 
 
 class Pool:
@@ -63,7 +64,7 @@ def ranks4() -> Iterator[Pool]:
 @pytest.fixture
 def patient_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher hears out all ranks, however long a busy machine takes: the cause may come after its echoes."""
-    monkeypatch.setattr(unlatch.transport.launch, "_GRACE", 100.0)
+    monkeypatch.setattr(launch, "_GRACE", 100.0)
 
 
 def in_one_worker(items: list[pytest.Item], folder: str) -> None:
