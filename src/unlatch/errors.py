@@ -10,6 +10,7 @@ __all__ = [
     "DataError",
     "Interrupted",
     "NoProgress",
+    "NonFinite",
     "NonFiniteLoss",
     "PeerLost",
     "PlanError",
@@ -56,8 +57,55 @@ class TransportError(UnlatchError):
     """A message is not the one that the schedule calls for."""
 
 
-class NonFiniteLoss(UnlatchError):
+class NonFinite(UnlatchError):
+    """A gradient, weight or loss became NaN or infinite; nothing was done with it.
+
+    **Arguments:**
+
+    - `subject`: what it was.
+    - `where`: stage and progress.
+    - `batches`: the first and last batch that may have caused it, once that is known.
+    - `outcome`: what was done about it.
+
+    >>> print(NonFinite("the gradient of 0.weight is not finite", "stage 0", (4, 4)))
+    the gradient of 0.weight is not finite in batch 4 (stage 0). Lower the learning rate, clip gradients \
+(clip_grad_norm=1.0) or, if the method delays, raise microbatches.
+    """
+
+    def __init__(
+        self, subject: str, where: str, batches: tuple[int, int] | None = None, outcome: str | None = None
+    ) -> None:
+        super().__init__(subject, where, batches, outcome)
+        self.subject, self.where = subject, where
+        self.batches, self.outcome = batches, outcome
+
+    def __reduce__(self) -> tuple[type[NonFinite], tuple[str, str, tuple[int, int] | None, str | None]]:
+        return type(self), (self.subject, self.where, self.batches, self.outcome)
+
+    def __str__(self) -> str:
+        outcome = "" if self.outcome is None else f" {self.outcome}"
+        return (
+            f"{self.found}. Lower the learning rate, clip gradients (clip_grad_norm=1.0) or, if the method delays, "
+            f"raise microbatches.{outcome}"
+        )
+
+    @property
+    def found(self) -> str:
+        """What it was and where."""
+        return f"{self.subject}{self._when()} ({self.where})"
+
+    def _when(self) -> str:
+        if self.batches is None:
+            return ""
+        first, last = self.batches
+        return f" in batch {first}" if first == last else f" in one of the batches {first} to {last}"
+
+
+class NonFiniteLoss(NonFinite):
     """The loss became NaN or infinite."""
+
+    def _when(self) -> str:
+        return ""
 
 
 class StageFailed(UnlatchError):

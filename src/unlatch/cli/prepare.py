@@ -185,6 +185,7 @@ def _parallelize(config: Config, model: nn.Module, method: Method, **changes: An
         "precision": config.run.precision,
         "clip_grad_norm": config.run.clip_grad_norm,
         "seed": config.run.seed,
+        "nonfinite": config.run.nonfinite,
     }
     return parallelize(model, method, **{**settings, **changes})
 

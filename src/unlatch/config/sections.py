@@ -131,6 +131,7 @@ class RunSettings(_Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     loss: str = "cross_entropy"
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    nonfinite: Literal["stop", "skip", "ignore"] = "stop"  # what to do about NaN and infinity
     split: Literal["auto"] | tuple[str, ...] = "auto"
     plan: str | None = None  # a file that `unlatch plan` wrote, where it places tasks (method layerpipe)
     threads: Annotated[int, Field(gt=0, le=4096)] = 1  # per process

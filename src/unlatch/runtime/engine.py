@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, PeerLost, StageFailed, TransportError, UnlatchError
+from ..errors import ConfigError, DataError, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
 from ..io.space import bytes_text
 from ..nn.tree import aligned, batch_size, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Kind, Schedule
@@ -119,6 +119,8 @@ class Engine:
         self.mean_loss = mean_loss
         self.recorder = recorder or Recorder()
         self.batches = 0
+        #: Whether gradients are looked at after every entry, so that one that is not finite is traced to its batch.
+        self.careful = False
         #: The process of each station.
         self.devices = devices or (0,) * schedule.stations
         operations = {index: station.operations() for index, station in self.stations.items()}
@@ -277,6 +279,7 @@ class Engine:
             station.load(state["stations"][index])
         for name in _PROGRESS:
             setattr(self, name, state["progress"][name])
+        self._own.clear()
         self._micros.clear()
         self._micros.update({position: Micro(**micro) for position, micro in state["micros"].items()})
         self._newest = Micro(**state["newest"]) if state["newest"] is not None else None
@@ -397,6 +400,12 @@ class Engine:
         version, start = station.version, time.perf_counter()
         try:
             given = task.work(micro, *taken)
+            if self.careful:
+                station.check_gradients()
+        except NonFinite as error:
+            shared = self.accumulate - 1 if task.once_per_update and not self.careful else 0
+            error.batches = max(0, micro.batch - shared), micro.batch
+            raise
         except UnlatchError:
             raise
         except Exception as error:

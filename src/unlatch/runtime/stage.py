@@ -64,6 +64,7 @@ class Stage(Passes):
             options.lr_scheduler,
             lr_scale=options.lr_scale,
             clip_grad_norm=options.clip_grad_norm,
+            checks=options.checks_finite,
         )
         self.activation = rules.activation.at(index, stages, module)
         self.reverses, self.recomputes = self.activation.inverts, self.activation.keeps_input
@@ -83,8 +84,7 @@ class Stage(Passes):
         return self.updater.version
 
     def _progress(self) -> str:
-        optimizer = self.updater.optimizer
-        return f", after {self.version} updates, lr {optimizer.param_groups[0]['lr'] if optimizer else 0.0:g}"
+        return f", {self.updater.progress}"
 
     # ---------------------------------------------------------------- forward
 

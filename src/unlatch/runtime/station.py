@@ -74,6 +74,13 @@ class Station:
         self.stage.update()
         return ()
 
+    def check_gradients(self) -> None:
+        """Refuse gradients that are not finite, of the stage and of whatever is trained beside it."""
+        if self.stage is not None:
+            self.stage.updater.check_gradients()
+        for trained in self.trained().values():
+            trained.updater.check_gradients()
+
     def recognise(self, x: Any) -> bool:
         """Whether a micro-batch that enters here holds samples that were not met before."""
         return False

@@ -47,6 +47,7 @@ def parallelize(
     clip_grad_norm: float | None = None,
     loss_reduction: Literal["mean", "sum"] = "mean",
     seed: int = 0,
+    nonfinite: Literal["stop", "skip", "ignore"] = "stop",
     stall_limit: float = 60.0,
     distributed: bool | None = None,
     faults: Faults | None = None,
@@ -72,6 +73,10 @@ def parallelize(
     - `clip_grad_norm`: limits the gradient norm of each stage by itself.
     - `loss_reduction`: `"mean"` weights micro-batches by their size; `"sum"` adds them.
     - `seed`: dropout masks are a function of (seed, stage, micro-batch).
+    - `nonfinite`: what happens when a loss, gradient or weight becomes NaN or infinite, always before it is applied.
+      `"stop"` ends the run on all ranks with `NonFinite`, after a checkpoint of the last good state if a `Trainer` has
+      a folder for it. `"skip"` goes back to the last good state, which is kept in memory, and on without the batch at
+      fault, as if it had never been fed. `"ignore"` does not look.
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
     - `faults`: what is to go wrong on purpose (`unlatch.Faults`); by default what `UNLATCH_FAULTS` says.
@@ -85,7 +90,7 @@ def parallelize(
     >>> [run.step(x, y).batch for _ in range(4)]
     [None, None, 0, 1]
     """
-    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, sample, optimizer)
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, sample, optimizer)
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
@@ -98,6 +103,7 @@ def parallelize(
             "precision": precision,
             "clip_grad_norm": clip_grad_norm,
             "loss_reduction": loss_reduction,
+            "nonfinite": nonfinite,
         }
         shake_hands(world, chosen, asked, model)
         blocks = chain(model)
@@ -120,6 +126,7 @@ def parallelize(
             clip_grad_norm=clip_grad_norm,
             precision=precision,
             seed=seed,
+            nonfinite=nonfinite,
         )
         held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
         blueprint = Blueprint(
@@ -147,6 +154,7 @@ def _check_arguments(
     precision: str,
     reduction: str,
     clip: float | None,
+    nonfinite: str,
     sample: tuple[Tree, Tree] | None,
     optimizer: Any,
 ) -> None:
@@ -158,6 +166,8 @@ def _check_arguments(
         raise ConfigError(f'loss_reduction must be "mean" or "sum", got {reduction!r}')
     if clip is not None and clip <= 0:
         raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
+    if nonfinite not in ("stop", "skip", "ignore"):
+        raise ConfigError(f'nonfinite must be "stop", "skip" or "ignore", got {nonfinite!r}')
     if not callable(optimizer):
         raise ConfigError(
             f"optimizer must be a function from parameters to an optimizer, called once per stage, got "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..advise.advice import advise_method
-from ..errors import DataError, Interrupted, UnlatchError
+from ..errors import DataError, Interrupted, NonFinite, StageFailed, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
 from ..nn.chain import as_module, state_names
@@ -29,17 +30,21 @@ from ..runtime.station import Station
 from ..schedule import Schedule
 from ..transport.health import Health
 from ..transport.link import Link
+from ..transport.mail import Voided
 from ..transport.reports import report_progress
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
 from .exact import packed, random_state, restore_random, share, unpacked, whole
+from .guard import Guard, State
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
 from .statistics import StageStatistics, gather_statistics
 
 __all__ = ["Loader", "Run", "StepResult"]
+
+log = logging.getLogger("unlatch")
 
 Loader = Iterable[tuple[Any, Any]]
 
@@ -52,13 +57,15 @@ class StepResult:
 
     - `batch`, `loss`: the batch that finished in this step and its mean loss; `None` while a pipeline fills.
     - `staleness`: for each stage of this process, by how many updates its forward was behind its backward.
-    - `step`: batches fed so far.
+    - `step`: batches fed so far, without those left out.
+    - `left_out`: batches left out so far because something was not finite.
     """
 
     step: int
     batch: int | None = None
     loss: float | None = None
     staleness: dict[int, int] = field(default_factory=dict)
+    left_out: int = 0
 
 
 class Run:
@@ -82,7 +89,6 @@ class Run:
         self._options = blueprint.options
         self._engine = engine
         self._world = blueprint.world
-        self._world.heed(engine.mail.failure)
         self._links = links
         self._health = health
         self._compensation = Compensation(method.joined)
@@ -96,6 +102,18 @@ class Run:
         self._aside: World | None = None
         self._asked: int | None = None
         self.notes: list[str] = []
+        describe = health.describe if health is not None else str
+        self._guard = Guard(
+            self._options.nonfinite,
+            engine,
+            links,
+            self._world,
+            self._state,
+            self.finish_saving,
+            describe,
+            self.notes.append,
+        )
+        self._world.heed(self._guard.alarm)
 
     # --------------------------------------------------------------- training
 
@@ -104,18 +122,24 @@ class Run:
         with self._reporting():
             if self._engine.leads:
                 batch_size((x, y))
+            self._guard.keep()
             unit = self._compensation.add(x, y, self._engine.leads)
             return self._result(self._fed(unit) if unit is not None else [])
 
     def _fed(self, unit: tuple[Tree, Tree]) -> list[Finished]:
-        finished = self._engine.step(*unit)
+        finished = self._guard.feed(*unit)
         # An order comes from a session on the leading rank, which then reads the data itself.
         return [] if isinstance(finished, Order) else finished
 
     @property
     def batches(self) -> int:
-        """How many were fed so far, those before a checkpoint that was loaded included."""
+        """How many were fed so far, those before a checkpoint that was loaded included, those left out not."""
         return self._engine.batches
+
+    @property
+    def left_out(self) -> int:
+        """Batches left out so far because something was not finite."""
+        return self._guard.left_out
 
     def hear_watch(self) -> None:
         """Add to the notes what a method's watch has seen since the last time."""
@@ -123,10 +147,11 @@ class Run:
 
     def _result(self, finished: list[Finished]) -> StepResult:
         self.hear_watch()
+        step, left_out = self._engine.batches, self._guard.left_out
         if not finished:
-            return StepResult(self._engine.batches)
+            return StepResult(step, left_out=left_out)
         last = finished[-1]
-        return StepResult(self._engine.batches, last.batch, last.loss, last.staleness)
+        return StepResult(step, last.batch, last.loss, last.staleness, left_out)
 
     def flush(self) -> list[StepResult]:
         """Finish all batches under way and return what they brought."""
@@ -135,7 +160,7 @@ class Run:
             rest = self._compensation.rest()
             if rest is not None:
                 finished += self._fed(rest)
-            finished += self._engine.drain()
+            finished += self._guard.drain()
             return [self._result([f]) for f in finished]
 
     def evaluate(self, loader: Loader | None, *, path: str | None = None) -> dict[str, float]:
@@ -145,6 +170,7 @@ class Run:
         (`"auxiliary"` under `auxnet`).
         """
         with self._reporting():
+            self._guard.settle()
             self._engine.recorder.pause()
             return self._evaluate(self._engine.route(path), loader)
 
@@ -154,6 +180,7 @@ class Run:
         The results of the second evaluation are called `recalibrated_...`; the run keeps its own statistics.
         """
         with self._reporting():
+            self._guard.settle()
             self._engine.recorder.pause()
             found = self._evaluate(self._engine.route(), loader)
             with recalibrating(self._engine.stages, self._engine.route()) as estimating:
@@ -174,6 +201,7 @@ class Run:
 
     def module(self) -> nn.Module:
         """The model that was passed in, with the newest weights of every stage under its original names."""
+        self._guard.settle()
         own = snapshot.model_state(self._engine.stages.values(), self._names)
         merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
         with torch.no_grad():
@@ -236,6 +264,7 @@ class Run:
         self._engine.load(own)
         self._engine.mail.load(own["mail"])
         self._compensation.load(own["joining"])
+        self._guard.forget()
         # Whoever goes on first must not send to one who has yet to empty its boxes.
         self._world.gather(None)
 
@@ -274,20 +303,13 @@ class Run:
             self.finish_saving()
             if not exact:
                 self.flush()
+            self._guard.settle()
             self._engine.recorder.pause()
-            part = self._exact_part() if exact else self._drained_part()
-            loop = {
-                **(progress or {}),
-                "method": repr(self.method),
-                "split": self.plan.split,
-                "joined": self._compensation.count,
-                "under_way": self._engine.under_way,
-                **self._engine.counters(),
-            }
-            facts = {"loop": loop, "run": self._identity().model_dump()}
-            made = partial(_exact_checkpoint, facts, self._engine.devices[0]) if exact else partial(_drained, facts)
+            part, made = self._state(progress or {}) if exact else self._drained_state(progress or {})
             if self._aside is None:
                 self._aside = self._world.aside()
+                self._aside.heed(self.failure)
+            self._guard.saving(Path(path))
             self._saving = Saving(Path(path), self._aside, part, made, partial(_in_place, landed, self.batches))
             if wait:
                 self.finish_saving()
@@ -299,14 +321,48 @@ class Run:
         if saving is not None:
             saving.wait()
 
-    def _exact_part(self) -> Callable[[], Any]:
-        found, numbers = self._under_way(), random_state()
-        return lambda: (*found(), numbers)
+    def _state(self, progress: Mapping[str, Any]) -> State:
+        """All that is under way."""
+        found, numbers, lost = self._under_way(), random_state(), self._not_finite()
+        made = partial(_exact_checkpoint, self._facts(progress), self._engine.devices[0])
+        return State(lambda: (*found(), numbers, lost), partial(self._checked, made))
 
-    def _drained_part(self) -> Callable[[], Any]:
+    def _drained_state(self, progress: Mapping[str, Any]) -> State:
+        part = self._drained_part()
+        return State(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
+
+    def _drained_part(self) -> tuple[Any, ...]:
         own = snapshot.named(self._engine, self._names, self.plan.starts)
-        part = snapshot.Named(*copied(tuple(own))), random_state()
-        return lambda: part
+        return snapshot.Named(*copied(tuple(own))), random_state(), self._not_finite()
+
+    def _facts(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        loop = {
+            **progress,
+            "method": repr(self.method),
+            "split": self.plan.split,
+            "joined": self._compensation.count,
+            "under_way": self._engine.under_way,
+            **self._engine.counters(),
+        }
+        return {"loop": loop, "run": self._identity().model_dump()}
+
+    def _not_finite(self) -> NonFinite | None:
+        """The first weight of this rank that is not finite."""
+        for stage in self._engine.stages.values():
+            try:
+                stage.updater.check_weights()
+            except NonFinite as error:
+                return error
+        return None
+
+    def _checked(self, made: Callable[[Sequence[Any]], Checkpoint], parts: Sequence[Any]) -> Checkpoint:
+        """A checkpoint, unless it is of no use."""
+        for *_, lost in parts:
+            if lost is not None and self._options.checks_finite:
+                raise lost
+            if lost is not None:
+                log.warning("a checkpoint is written although %s", lost.found)
+        return made(parts)
 
     def _identity(self) -> snapshot.Identity:
         return snapshot.Identity.of(self.method, self.plan, self._engine.mean_loss, self._optimizer)
@@ -373,10 +429,11 @@ class Run:
         again.restore(state)
         again.flush()
         loop = {**saved.loop.model_dump(), **again._engine.counters()}
-        content = _drained({"loop": loop}, [again._drained_part()()])
+        content = _drained({"loop": loop}, [again._drained_part()])
         return content, snapshot.Saved.model_validate(content.state)
 
     def _take_over(self, path: Path, content: Any, state: Any, saved: snapshot.Saved, optimizer: bool) -> None:
+        self._guard.forget()
         if state is None:
             args = (content, saved, self._engine, self._names, self.plan.starts, optimizer)
             snapshot.load_named(path, *args)
@@ -415,6 +472,7 @@ class Run:
         for link in self._links:
             link.close()
         self._links = []
+        self._guard.close()
         if self._aside is not None:
             self._aside.close()
         self._world.close()
@@ -433,7 +491,11 @@ class Run:
     def _reporting(self) -> Iterator[None]:
         """Before an error leaves this rank, tell the others what it was."""
         try:
-            yield
+            try:
+                yield
+            except Voided:
+                # The others stop; it found this rank where nothing can be done again.
+                raise self._guard.alarm() or StageFailed("all ranks went back while this one was evaluating") from None
         except BaseException as error:
             if self._health is not None:
                 self._health.leave_note(_first_line(error))
@@ -457,9 +519,9 @@ def _first_line(error: BaseException | None) -> str:
 
 def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any]) -> Checkpoint:
     model = {name: t for own, *_ in parts for name, t in own.items()}
-    state = whole([state for _, state, _ in parts], leader)
-    return packed(model, state, {**facts, "random": [numbers for *_, numbers in parts]})
+    state = whole([state for _, state, *_ in parts], leader)
+    return packed(model, state, {**facts, "random": [numbers for *_, numbers, _ in parts]})
 
 
 def _drained(facts: Mapping[str, Any], parts: Sequence[Any]) -> Checkpoint:
-    return snapshot.merged([own for own, _ in parts], {**facts, "random": [numbers for _, numbers in parts]})
+    return snapshot.merged([own for own, *_ in parts], {**facts, "random": [numbers for *_, numbers, _ in parts]})

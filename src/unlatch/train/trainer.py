@@ -140,12 +140,15 @@ class Trainer:
 
         **Returns:** the epochs that were completed: fewer than asked for if `stop` said so.
 
-        **Raises:** `Interrupted` after a signal, with a checkpoint written, if there is a folder for checkpoints.
+        **Raises:** with a checkpoint written, if there is a folder for them: `Interrupted` after a signal; `NonFinite`
+        where a loss, gradient or weight is NaN or infinite, and then the checkpoint is from before that.
         """
         heeding = heeding_signals(self.run.request_stop) if self.checkpoints is not None else nullcontext()
         left = epochs if until is None else until - self.epochs
         history: list[Epoch] = []
         evaluates = self.run._world.broadcast(eval_loader is not None)
+        if self.checkpoints is not None:
+            self.run._guard.place, self.run._guard.progress = self._place, self._progress
         with heeding:
             for last in (n == left - 1 for n in range(left)):
                 with self.run._reporting():
@@ -176,6 +179,7 @@ class Trainer:
     ) -> None:
         total, start, engine = self._total, time.perf_counter(), self.run._engine
         outlived, self._ended = False, None
+        self.run._guard.keep()
         for finished in self._fed(loader, stop):
             if finished is Order.END:
                 outlived = engine.leads
@@ -192,7 +196,7 @@ class Trainer:
                 'ended: with data="build" every rank needs a loader of the same batches'
             )
         if last and self._ended is None:
-            total.add(engine.drain())
+            total.add(self.run._guard.drain())
             self.run.hear_watch()
         total.seconds += time.perf_counter() - start
 
@@ -213,14 +217,14 @@ class Trainer:
                 yield finished
                 if finished is Order.END:
                     return
-                self._save_by_count()
+                self._after_batch()
         if self.batches_into_epoch == 0 and self._ended is None:
             raise DataError("the loader gave no batch: is it an iterator that was used up, or the data set empty?")
         rest = collect.rest()
         if rest is not None:
             yield self._step(*rest)
-            self._save_by_count()
-        engine.announce(Order.END)
+            self._after_batch()
+        self.run._guard.announce(Order.END)
 
     def _until_asked(self, loader: Loader, stop: Callable[[], bool]) -> Iterator[Any]:
         """The batches of the pass up to where it is cut short; checkpoints by the clock are written between them."""
@@ -233,7 +237,7 @@ class Trainer:
                 if self._ended is not None:
                     return
                 if self._minutes_are_up():
-                    engine.announce(Order.SAVE)
+                    self.run._guard.announce(Order.SAVE)
                     self._save_beside()
             if batches is None:
                 batches = self._placed(loader)
@@ -246,11 +250,11 @@ class Trainer:
     def _followed(self) -> Iterator[list[Finished] | Order]:
         while (finished := self._step()) is not Order.END:
             yield finished
-            self._save_by_count()
+            self._after_batch()
 
     def _step(self, *unit: Any) -> list[Finished] | Order:
         """One batch, after the checkpoints that the leader wants before it."""
-        while (finished := self.run._engine.step(*unit)) is Order.SAVE:
+        while (finished := self.run._guard.feed(*unit)) is Order.SAVE:
             self._save_beside()
         return finished
 
@@ -294,21 +298,27 @@ class Trainer:
         self._save(path, exact, wait=True, score=score)
 
     def _save(self, path: str | Path | None, exact: bool, wait: bool, score: float | None = None) -> Saving:
-        progress = {
+        landed = None
+        if path is None:
+            path, landed = self._place(self.run._engine.batches, score)
+        self._saved_at = time.monotonic()
+        return self.run.save(path, exact=exact, progress=self._progress(), wait=wait, landed=landed)
+
+    def _progress(self) -> dict[str, Any]:
+        """What `load` goes on from."""
+        return {
             "epochs": self.epochs,
             "samples_into_epoch": self.samples_into_epoch,
             "batches_into_epoch": self.batches_into_epoch,
             "pass": [self._total.samples, self._total.loss],
             "epoch_random": self._begin,
         }
-        landed = None
-        if path is None:
-            if self.checkpoints is None:
-                raise ConfigError("save needs a place: a path, or Trainer(run, checkpoints=...)")
-            step = self.run._engine.batches
-            path, landed = self.checkpoints.path(step), partial(self.checkpoints.landed, step, score)
-        self._saved_at = time.monotonic()
-        return self.run.save(path, exact=exact, progress=progress, wait=wait, landed=landed)
+
+    def _place(self, step: int, score: float | None = None) -> tuple[Path, Callable[[], None]]:
+        """Where the checkpoint of a step goes, and what makes it the latest one."""
+        if self.checkpoints is None:
+            raise ConfigError("save needs a place: a path, or Trainer(run, checkpoints=...)")
+        return self.checkpoints.path(step), partial(self.checkpoints.landed, step, score)
 
     def _save_beside(self, score: float | None = None) -> None:
         """Write a checkpoint while training goes on."""
@@ -330,9 +340,11 @@ class Trainer:
         if every is not None and every.unit == "epochs" and self.epochs % every.count == 0:
             self._save_beside(epoch.score)
 
-    def _save_by_count(self) -> None:
+    def _after_batch(self) -> None:
+        """Keep the state, or write it, if it is time for that."""
+        self.run._guard.keep()
         every = self.save_every
-        if every is not None and every.unit == "batches" and self.run._engine.batches % every.count == 0:
+        if every is not None and every.unit == "batches" and self.run._guard.position % every.count == 0:
             self._save_beside()
 
     def _minutes_are_up(self) -> bool:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerLost, TransportError, UnlatchError
-from .mail import MARK, Mail, Message
+from .mail import MARK, VOID, Mail, Message
 from .wire import HEADER_BYTES, close_notice, open_envelope, seal
 
 __all__ = ["Link"]
@@ -79,6 +79,10 @@ class Link:
         """Tell the peer that whatever was sent before belongs to the snapshot taken here."""
         self._outbox.put(Message(MARK, self.peer))
 
+    def void(self) -> None:
+        """Tell the peer that whatever was sent before counts for nothing."""
+        self._outbox.put(Message(VOID, self.peer))
+
     def close(self, timeout: float = 10.0, sending: float = 60.0) -> None:
         """Send what is left, take leave of the peer, and wait for its own leave.
 
@@ -136,6 +140,8 @@ class Link:
                 message = envelope.message()
                 if message.kind == MARK:
                     self._mail.mark(self.peer)
+                elif message.kind == VOID:
+                    self._mail.void(self.peer)
                 else:
                     self._mail.post(message, self.peer)
                 expected += 1

@@ -15,7 +15,21 @@ from typing import Any
 from ..errors import TransportError, UnlatchError
 from ..nn.tree import copied, tree_bytes
 
-__all__ = ["ACK", "BACKWARD", "DATA", "EVALUATE", "FORWARD", "MARK", "Cut", "Mail", "Message", "Micro", "Waiting"]
+__all__ = [
+    "ACK",
+    "BACKWARD",
+    "DATA",
+    "EVALUATE",
+    "FORWARD",
+    "MARK",
+    "VOID",
+    "Cut",
+    "Mail",
+    "Message",
+    "Micro",
+    "Voided",
+    "Waiting",
+]
 
 #: Batches on their way into the first station, from nobody.
 DATA = "data"
@@ -23,6 +37,12 @@ FORWARD, BACKWARD, EVALUATE, ACK = "forward", "backward", "evaluate", "ack"
 _UNWEIGHED = (DATA, EVALUATE, ACK)
 #: Tells a peer that what was sent before it belongs to a snapshot, and what follows does not.
 MARK = "mark"
+#: Tells a peer that whatever was sent before it counts for nothing: all ranks go back to an earlier state, or stop.
+VOID = "void"
+
+
+class Voided(Exception):
+    """A peer called off the batches under way. It never reaches a user: whoever guards the run answers it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +176,7 @@ class Mail:
         self._cuts: list[Cut] = []
         self._failure: UnlatchError | None = None
         self._ended: dict[tuple[str, int], UnlatchError] = {}
+        self._voided_by: set[int] = set()
         #: Of messages that belong to training.
         self.waiting = Waiting()
 
@@ -200,6 +221,8 @@ class Mail:
                 error = self._failure or self._ended.get((kind, stage))
                 if error is not None:
                     raise error
+                if self._voided_by:
+                    raise Voided
                 # A bounded wait keeps Ctrl-C and failure notices responsive.
                 self._arrival.wait(timeout=1.0)
 
@@ -244,6 +267,35 @@ class Mail:
         for saved in state:
             micro = saved["micro"]
             self.post(Message(**{**saved, "micro": Micro(**micro) if micro is not None else None}))
+
+    @property
+    def voided(self) -> bool:
+        """Whether a peer has called off the batches under way."""
+        return bool(self._voided_by)
+
+    def void(self, sender: int) -> None:
+        """Note that a peer calls off the batches under way: waits for messages end."""
+        with self._arrival:
+            self._voided_by.add(sender)
+            self._arrival.notify_all()
+
+    def wait_for_void(self, peers: Iterable[int]) -> None:
+        """Return once all `peers` have called off the batches under way, so that nothing old can arrive any more."""
+        wanted = set(peers)
+        with self._arrival:
+            while not wanted <= self._voided_by:
+                error = self._failure or next(iter(self._ended.values()), None)
+                if error is not None:
+                    raise error
+                self._arrival.wait(timeout=1.0)
+
+    def begin_again(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Drop everything, what is known of marks included, and go on with the messages that a cut listed."""
+        with self._arrival:
+            self._voided_by.clear()
+            self._marks.clear()
+            self._begun, self._cuts = 0, []
+        self.load(state)
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
         """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""
