@@ -189,7 +189,7 @@ def test_the_best_checkpoints_stay(unlatch, conf, tmp_path):
     assert found["checkpoint"].endswith(best.name)
     # A session that is not told to keep the best does not delete it.
     unlatch("train", "--resume", "run", "--epochs", 6, "--save-every", "1 batches", "--keep-last", 1)
-    assert best.exists()
+    assert (tmp_path / "run" / "checkpoints" / "best").exists()
     assert "ends of epochs" in unlatch("train", conf, "--keep-best", 1, "--save-every", "5 batches").stderr
 
 

@@ -48,6 +48,8 @@ def continued(asked: str, out: Path | None = None) -> Continued:
     elif is_run(asked):
         folder, found = Path(asked), checkpoint_at(Path(asked))
     else:
+        if not checkpoint.exists(asked):
+            raise ConfigError(f"{asked}: no run to continue there; expected the folder of a run or of its checkpoint")
         found = checkpoint_at(Path(asked))
         folder = (found if len(found.parts) > 2 else found.absolute()).parent.parent
         if not is_run(folder) or found.parent.name != checkpoints_in(folder).name:
@@ -57,8 +59,6 @@ def continued(asked: str, out: Path | None = None) -> Continued:
 
 def checkpoint_at(source: Path, *, best: bool = False) -> Path:
     """The latest checkpoint of a run, its best one, or the checkpoint that `source` is itself."""
-    if not source.exists():
-        raise ConfigError(f"{source}: no such folder; expected that of a run or of a checkpoint")
     if checkpoint.exists(source) and not best:
         return source.parent / os.readlink(source) if source.is_symlink() else source
     kept = Checkpoints(checkpoints_in(source))
@@ -74,7 +74,7 @@ def checkpoint_at(source: Path, *, best: bool = False) -> Path:
         )
     if is_run(source):
         raise ConfigError(f"{source}: the run has left no checkpoint; expected one in {checkpoints_in(source)}")
-    raise ConfigError(f"{source}: no run and no checkpoint there; expected the folder of one")
+    raise ConfigError(f"{source}: no checkpoint there; expected the folder of a run or of a checkpoint")
 
 
 def _newest_run(root: Path) -> Path:
