@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 __all__ = [
     "CheckpointMismatch",
     "ConfigError",
@@ -132,6 +134,9 @@ class Interrupted(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.number = int(number)
+
+    def __str__(self) -> str:
+        return f"interrupted by {signal.Signals(self.number).name}"
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
         return type(self), (self.number,)

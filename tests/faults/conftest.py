@@ -73,7 +73,8 @@ class Line(NamedTuple):
 
 def table(reports: list[Any]) -> list[Line]:
     """All lines that reports of finished tests hold, and one for each test elsewhere."""
-    lines = []
+    lines: list[Line] = []
+    elsewhere: dict[str, list[str]] = {}
     for report in reports:
         for key, value in report.user_properties:
             if key.startswith("fault "):
@@ -81,9 +82,12 @@ def table(reports: list[Any]) -> list[Line]:
                 seconds, outcome = json.loads(value)
                 lines.append(Line(number, injected, seconds, outcome if report.passed else "FAILED"))
         test = report.nodeid.split("[")[0]
-        for number, injected in ELSEWHERE.get(test, ()):
-            case = report.nodeid[len(test) :]
-            lines.append(Line(number, injected + (f" {case}" if case else ""), None, f"{report.outcome}: {test}"))
+        if test in ELSEWHERE:
+            elsewhere.setdefault(test, []).append(report.outcome)
+    for test, outcomes in elsewhere.items():
+        number, injected = ELSEWHERE[test]
+        worst = next((outcome for outcome in ("failed", "skipped") if outcome in outcomes), "passed")
+        lines.append(Line(number, injected, None, f"{worst.replace('failed', 'FAILED')}: {test} ({len(outcomes)})"))
     return sorted(lines, key=lambda line: (len(line.fault), line.fault))
 
 

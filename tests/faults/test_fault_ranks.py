@@ -26,7 +26,7 @@ from unlatch.errors import ConfigError, PeerLost, StageFailed, TransportError, U
 from unlatch.transport import launch
 
 #: Seconds until survivors know of a death. It takes tenths; a busy machine may take its time.
-SOON = 20.0
+SOON = 10.0
 EVERY_KIND = ["bp", "1f1b", "pipedream", "dtrp", "petra", "layerpipe", "auxnet"]
 
 
@@ -128,6 +128,17 @@ def test_rank_that_exits(row, ranks2, tmp_path):
     line.found("PeerLost: gone without a word", wreck.seconds)
 
 
+def test_a_stage_without_memory(row, ranks2, tmp_path):
+    line = row("F21", "stage 1 of 2 gets no more memory")
+    wreck = Wreck(ranks2, tmp_path)
+    error = str(wreck.run(StageFailed, "dtr", "memory", 1))
+    assert "stage 1 failed in the forward of batch 2: RuntimeError: " in error
+    assert "can't allocate memory" in error
+    assert wreck.reports[0].startswith("PeerLost: rank 1 (stage 1) stopped: stage 1 failed in the forward of batch 2")
+    assert wreck.seconds < SOON
+    line.found("StageFailed names stage and batch; PeerLost quotes it", wreck.seconds)
+
+
 def test_stopped_rank(row, ranks2, hasty, tmp_path):
     line = row("F3", f"SIGSTOP of stage 1 for good, stall_limit {LIMIT:g} s")
     wreck = Wreck(ranks2, tmp_path)
@@ -195,13 +206,14 @@ def test_slow_receiver_is_never_overrun(row, ranks2):
 @pytest.mark.parametrize(
     ("faults", "stage", "text", "size"),
     [
-        pytest.param(Faults().corrupt(1, 4, part="header"), 1, "checksum", 6, id="damaged up"),
+        pytest.param(Faults().corrupt(1, 4), 1, "does not match its checksum", 300, id="damaged"),
         pytest.param(Faults().drop(1, 4), 1, "message 5 came from rank 0 where 4 was due", 6, id="lost"),
         *(
             pytest.param(*case, size, marks=pytest.mark.thorough)
             for size in (6, 300)
             for case in (
-                (Faults().corrupt(0, 4, message="backward", part="header"), 0, "checksum"),
+                (Faults().corrupt(1, 4, part="header"), 1, "checksum"),
+                (Faults().corrupt(0, 4, message="backward"), 0, "checksum"),
                 (Faults().drop(0, 4, message="backward"), 0, "message 5 came from rank 1 where 4 was due"),
                 (Faults().duplicate(1, 4), 1, "message 4 came from rank 0 where 5 was due"),
                 (Faults().reorder(1, 4), 1, "message 5 came from rank 0 where 4 was due"),

@@ -197,6 +197,14 @@ def test_two_runs_in_one_folder(tmp_path):
     RunFolder.resume(tmp_path / "run")
 
 
+def test_a_refusal_that_is_kept_holds_nothing(tmp_path):
+    RunFolder.at(tmp_path / "run").describe("x = 1\n")
+    with pytest.raises(ConfigError, match="not empty") as kept:
+        RunFolder.at(tmp_path / "run")
+    RunFolder.at(tmp_path / "run", overwrite=True)
+    assert kept.value.__traceback__ is not None
+
+
 def test_a_killed_run_leaves_no_lock(tmp_path):
     script = """
 import sys, time
@@ -276,12 +284,23 @@ def test_a_run_into_a_folder_that_is_taken(train, tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_run_on_a_disk_that_is_full_at_its_end(train, disk):
-    """The last checkpoint does not fit: said in one line, with the folder; nothing half-written is left."""
+def test_a_run_on_a_disk_that_is_nearly_full(train, disk):
+    """Told before anything is trained."""
     place = disk("2m")
     fill(place, leave=60_000)
     result = train("--out", place / "run")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
+    assert "no room for one checkpoint" in one_line(result)
+
+
+def test_a_run_on_a_disk_that_is_full_at_its_end(train, disk, monkeypatch):
+    """The last checkpoint does not fit: said in one line, with the folder; nothing half-written is left."""
+    # As if somebody else had used up the room in the meantime.
+    monkeypatch.setattr("unlatch.cli.train.shortage", lambda *_: None)
+    place = disk("2m")
+    fill(place, leave=60_000)
+    result = train("--out", place / "run")
+    assert result.exit_code == 1, result.output
     assert "No space left on device" in one_line(result)
     rows = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) >= 6

@@ -22,6 +22,7 @@ import host_jobs
 import unlatch
 from fault_jobs import LIMIT
 from rank_jobs import differences
+from restart_jobs import session
 
 SUPPORT = Path(host_jobs.__file__).parent
 SOURCE = Path(unlatch.__file__).parents[1]
@@ -71,17 +72,12 @@ class Host:
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
 
-    def torchrun(self, hosts: int, leader: str, what: str, folder: Path) -> None:
+    def torchrun(self, hosts: int, leader: str, what: str, folder: Path, restarts: int) -> None:
         assert IP is not None
         command = [IP, "netns", "exec", self.name, sys.executable, "-m", "torch.distributed.run"]
         command += [f"--nnodes={hosts}", f"--node-rank={self.number}", "--nproc-per-node=1"]
-        command += [
-            f"--master-addr={leader}",
-            f"--master-port={PORT}",
-            str(SUPPORT / "host_jobs.py"),
-            what,
-            str(folder),
-        ]
+        command += [f"--master-addr={leader}", f"--master-port={PORT}", f"--max-restarts={restarts}"]
+        command += [str(SUPPORT / "host_jobs.py"), what, str(folder)]
         environment = {
             **os.environ,
             "PYTHONPATH": f"{SOURCE}{os.pathsep}{SUPPORT}",
@@ -137,9 +133,9 @@ def network() -> Iterator[Network]:
         yield build
 
 
-def start(hosts: list[Host], what: str, folder: Path) -> None:
+def start(hosts: list[Host], what: str, folder: Path, restarts: int = 0) -> None:
     for host in hosts:
-        host.torchrun(len(hosts), hosts[0].address, what, folder)
+        host.torchrun(len(hosts), hosts[0].address, what, folder, restarts)
 
 
 def wait_until(done: Callable[[], bool], seconds: float, otherwise: str) -> None:
@@ -161,6 +157,17 @@ def test_every_method_trains_to_the_weights_of_one_process(network, tmp_path, co
         assert found.keys() == expected.keys()
         for method, outcome in expected.items():
             assert differences(outcome, found[method]) == [], f"rank {rank}, {method}"
+
+
+def test_a_rank_that_dies_is_started_anew_with_those_of_the_other_hosts(network, tmp_path):
+    """And all go on from the last checkpoint, to the weights of a run that nothing has disturbed."""
+    hosts = network(2)
+    start(hosts, "session", tmp_path, restarts=len(host_jobs.KILLS))
+    for host in hosts:
+        assert host.wait() == 0, (tmp_path / f"output{host.number}").read_text()
+    expected = session(host_jobs.METHOD, None, [])
+    for rank in range(2):
+        assert differences(expected, torch.load(tmp_path / str(rank))) == []
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the host of the store", "another host"])

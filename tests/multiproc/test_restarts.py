@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
+import socket
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -12,7 +17,7 @@ import torch
 import unlatch
 from rank_jobs import differences
 from restart_jobs import fails, session
-from scripts import TORCHRUN, run_script
+from scripts import PATIENCE, TORCHRUN, environment, run_script
 from unlatch.errors import ConfigError, NoProgress, PeerLost, StageFailed
 
 
@@ -129,6 +134,48 @@ def test_torchrun_restarts(tmp_path, method):
         "2",
     )
     assert done.returncode == 0, done.stderr
+    check_weights(tmp_path, method)
+
+
+def test_agents_of_torchrun_that_count_restarts_differently(tmp_path):
+    """Only the agent of the rank that was lost counts; the other one starts its rank anew all the same."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, sys, torch\nfrom restart_jobs import session\n"
+        "torch.set_num_threads(1)\n"
+        "folder, rank = pathlib.Path(sys.argv[1]), os.environ['RANK']\n"
+        "count = folder / f'count{rank}'\n"
+        "kills = [] if count.exists() else [8]\n"
+        "count.open('a').write(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "os.environ['UNLATCH_RESTARTS'] = '0'\n"
+        "torch.save(session('dtrp', str(folder / 'checkpoints'), kills), folder / rank)\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "test"]
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2", *meeting]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(tmp_path)]
+    agents = [
+        subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+        for _ in range(2)
+    ]
+    try:
+        for agent in agents:
+            _, errors = agent.communicate(timeout=PATIENCE)
+            assert agent.returncode == 0, errors
+    finally:
+        for agent in agents:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(agent.pid, signal.SIGKILL)
+            agent.wait()
+    # Unless the other rank noticed the loss before its agent did: then both count.
+    counts = sorted((tmp_path / f"count{rank}").read_text() for rank in range(2))
+    assert counts in (["00", "01"], ["01", "01"])
+    check_weights(tmp_path, "dtrp")
+
+
+def check_weights(tmp_path, method):
     expected = session(method, None)
     for rank in range(2):
         assert differences(expected, torch.load(tmp_path / str(rank))) == []

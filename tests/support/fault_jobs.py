@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from rank_jobs import Outcome, copied_state
 from recording import feed
 from small_nets import vectors
 from unlatch import Faults
+from unlatch.plan import Plan
 
 #: Seconds without a sign of life that those who wait for a stopped rank allow it.
 LIMIT = 2.0
@@ -66,6 +70,18 @@ class BadSGD(torch.optim.SGD):
         super().step(closure)
 
 
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Inside, this process gets no more memory than it has, as on a machine where there is none left."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**24, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+
+
 class Trouble(nn.Module):
     """User code that does something at the third training forward."""
 
@@ -82,9 +98,16 @@ class Trouble(nn.Module):
         if self.what == "forward":
             note_strike(self.note)
             raise ValueError("boom in forward")
+        if self.what == "memory":
+            note_strike(self.note)
+            with little_memory():
+                return x + torch.zeros(2**28).sum()
         if self.what == "exit":
             note_strike(self.note)
             os._exit(3)
+        if self.what == "memory":
+            with little_memory():
+                return x + torch.zeros(2**28).sum()
         return x
 
 
@@ -118,6 +141,7 @@ def start(
     note: str | None = None,
     limit: float = NEVER,
     faults: Faults | None = None,
+    plan: Plan | None = None,
     **more: Any,
 ) -> unlatch.Run:
     """A run with bad user code in one stage, or with injected faults."""
@@ -136,7 +160,8 @@ def start(
         stages=stages,
         loss_fn=BadLoss(what == "loss", note),
         optimizer=optimizer,
-        split=[str(k) for k in range(1, stages)],
+        split=[str(k) for k in range(1, stages)] if plan is None else "auto",
+        plan=plan,
         # Bad user code counts how often it is called.
         sample=None if what else vectors(1)[0],
         stall_limit=limit,
@@ -171,6 +196,18 @@ def survives(method: Any, stages: int, faults: Faults | None = None, limit: floa
     with start(method, stages, faults=faults, limit=limit) as run:
         steps = [(r.step, r.batch, r.loss) for r in feed(run, vectors(8))]
         return {"steps": steps, "state": copied_state(run.module())}
+
+
+def resumes(
+    method: Any, batches: int, folder: str | None = None, faults: Faults | None = None, plan: Plan | None = None
+) -> tuple[Outcome, Plan]:
+    """A session that goes on from its latest checkpoint, if there is one. **Returns:** its end, and its plan."""
+    with start(method, 2, faults=faults, plan=plan) as run:
+        trainer = unlatch.Trainer(run, checkpoints=folder, save_every="2 batches" if folder else None)
+        if folder is not None:
+            trainer.resume("latest")
+        trainer.fit(vectors(batches) if 0 in run.stations else None, until=1)
+        return {"state": copied_state(run.module())}, run.plan
 
 
 def bubbles(method: Any, faults: Faults) -> list[float]:
@@ -231,6 +268,27 @@ def breaks_between_steps(what: str) -> None:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
         run.module()
+
+
+def closes(what: str, folder: str) -> str | None:
+    """Rank 0 closes its run at once, while rank 1 is busy for long, dies or stops. Who was lost, by this rank."""
+    rank = int(os.environ["RANK"])
+    run = start("dtr", 2, limit=LIMIT)
+    feed(run, vectors(3))
+    trained = Path(folder, "trained")
+    if rank == 0:
+        write_whole(trained, "")
+    else:
+        while not trained.exists():
+            time.sleep(0.05)
+        if what == "busy":
+            time.sleep(3 * LIMIT)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+    began = time.monotonic()
+    run.close()
+    write_whole(Path(folder, f"closed{rank}"), str(time.monotonic() - began))
+    return str(run.failure()) if run.failure() is not None else None
 
 
 def bad_batch() -> None:

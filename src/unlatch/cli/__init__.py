@@ -61,4 +61,9 @@ def main() -> None:
     for number in REQUESTS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
-    app()
+    try:
+        app()
+    finally:
+        # All is done and said: a request that comes twice must not change the exit code.
+        for number in REQUESTS:
+            signal.signal(number, signal.SIG_IGN)

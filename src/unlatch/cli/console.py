@@ -96,10 +96,9 @@ class ReadableErrors(TyperGroup):
             raise typer.Exit(1) from None
         except (KeyboardInterrupt, Interrupted) as request:
             sys.stdout.flush()
-            number = request.number if isinstance(request, Interrupted) else signal.SIGINT
-            text = f"interrupted by {signal.Signals(number).name}"
-            typer.echo("; ".join([text, *getattr(request, "__notes__", [])]), err=True)
-            raise typer.Exit(128 + number) from None
+            ended = request if isinstance(request, Interrupted) else Interrupted(signal.SIGINT)
+            typer.echo("; ".join([str(ended), *getattr(request, "__notes__", [])]), err=True)
+            raise typer.Exit(128 + ended.number) from None
 
 
 _QUOTES = "'\""

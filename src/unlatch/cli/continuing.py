@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..io import checkpoint
 from ..io.checkpoints import Checkpoints
+from ..io.durable import current
 from ..io.run_folder import checkpoints_in, is_run
 from ..train.snapshot import Saved, facts
 
@@ -81,4 +82,4 @@ def _newest_run(root: Path) -> Path:
     saved = {path: found for path in runs if (found := Checkpoints(checkpoints_in(path)).latest()) is not None}
     if not saved:
         raise ConfigError(f"--resume latest: no run with a checkpoint in {root}{os.sep}; name the folder of the run")
-    return max(saved, key=lambda path: saved[path].stat().st_mtime_ns)
+    return max(saved, key=lambda path: current(saved[path]).stat().st_mtime_ns)

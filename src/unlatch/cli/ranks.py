@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import psutil
 
+from ..transport.meeting import place
 from ..transport.world import World, current_world
 
 __all__ = ["all_ranks", "rank", "restarts", "torchrun_name", "under_torchrun"]
@@ -16,12 +17,12 @@ __all__ = ["all_ranks", "rank", "restarts", "torchrun_name", "under_torchrun"]
 
 def under_torchrun() -> bool:
     """Whether another launcher has started this process as one of several."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and place()[1] > 1
 
 
 def rank() -> int:
     """The number of this process among those of torchrun; 0 if there is none."""
-    return int(os.environ["RANK"]) if under_torchrun() else 0
+    return place()[0] if under_torchrun() else 0
 
 
 def torchrun_name() -> str | None:
@@ -43,5 +44,6 @@ def restarts() -> int:
 def all_ranks() -> Iterator[World]:
     """The ranks of this run, for what they tell each other outside of training. Entered by all of them alike."""
     world = current_world()
-    yield world
+    with world.telling_of_errors():
+        yield world
     world.close()

@@ -141,8 +141,11 @@ class _TimedLoader:
 class _Session:
     def __init__(self, prepared: PreparedRun, options: SessionOptions, run: Run, world: World, probes: bool) -> None:
         self.prepared, self.options, self.run, self.world = prepared, options, run, world
-        kept = Checkpoints(checkpoints_in(options.folder), options.keep_last, options.keep_best)
-        self.trainer = Trainer(run, kept, options.save_every)
+        folder = checkpoints_in(options.folder)
+        # What an earlier session has marked as the best is not for this one to delete.
+        best = options.keep_best or int(Checkpoints(folder).best() is not None)
+        self.checkpoints = Checkpoints(folder, options.keep_last, best)
+        self.trainer = Trainer(run, self.checkpoints, options.save_every)
         self.metrics: Metrics | None = None
         # Of this session, and the last one before it.
         self.epochs: list[Epoch] = []
@@ -229,9 +232,9 @@ class _Session:
                     f"{self.options.folder} has been trained for {trainer.epochs} epochs already: raise --epochs to "
                     "go on"
                 )
-            if self.world.rank == 0 and trainer.checkpoints is not None:
-                # An older one may have been asked for: from here on it is the latest.
-                trainer.checkpoints.landed(self.run.batches)
+            if self.world.rank == 0:
+                # An older one may have been asked for, and whoever is started anew must find that.
+                self.checkpoints.go_back(self.run.batches)
         self._step = self.run.batches
         if self.world.rank != 0:
             return

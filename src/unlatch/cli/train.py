@@ -18,6 +18,7 @@ from ..config import Config, load
 from ..data.loader import Loader
 from ..errors import ConfigError, Interrupted, PlanError, UnlatchError
 from ..io.checkpoints import Checkpoints
+from ..io.durable import current
 from ..io.run_folder import RunFolder, checkpoints_in, facts_of
 from ..io.space import shortage
 from ..methods import get
@@ -328,7 +329,7 @@ def _check_room(prepared: PreparedRun, folder: RunFolder, before: Continued | No
     """Refuse what would end without room for its checkpoint: the weights and, for the optimizer, as much again."""
     needed = 2 * 4 * sum(prepared.plan.parameters)
     if before is not None:
-        needed = max(needed, sum(file.stat().st_size for file in before.checkpoint.iterdir()))
+        needed = max(needed, sum(file.stat().st_size for file in current(before.checkpoint).iterdir()))
     problem = shortage(folder.path, needed, "one checkpoint")
     if problem is not None:
         raise ConfigError(problem)

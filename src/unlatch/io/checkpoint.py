@@ -227,7 +227,7 @@ def _manifest(file: Path) -> _Manifest:
         manifest: Any = json.loads(file.read_text(encoding="utf-8"))
         digest, written = manifest.pop("sha256"), manifest["format"]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointMismatch(f"{file}: cannot be read ({error!r}); it is cut off or damaged") from error
+        raise CheckpointMismatch(f"{file}: cannot be read ({error!r:.100}); it is cut off or damaged") from error
     if isinstance(written, int) and written > FORMAT:
         raise CheckpointMismatch(
             f"{file}: format {written}, this version reads up to {FORMAT}; install a newer Unlatch"

@@ -85,6 +85,10 @@ class Checkpoints:
             if old not in stay:
                 shutil.rmtree(self.path(old), ignore_errors=True)
 
+    def go_back(self, step: int) -> None:
+        """Make an earlier checkpoint the latest one again; the others stay for now."""
+        self._link("latest", step)
+
     def _linked(self, name: str) -> Path | None:
         link = self.folder / name
         if not link.is_symlink():

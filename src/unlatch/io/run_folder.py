@@ -117,17 +117,12 @@ class RunFolder:
             made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             lock = _Lock(path)
-            if any(path.iterdir()):
-                if not overwrite:
-                    raise ConfigError(
-                        f"{path}: is not empty; choose another folder, or continue that run with --resume, "
-                        "or delete it with --overwrite"
-                    )
-                if not is_run(path):
-                    raise ConfigError(
-                        f"{path}: holds something other than a run, so it is not overwritten; choose another"
-                    )
-                _empty(path)
+            try:
+                _make_empty(path, overwrite)
+            except BaseException:
+                # Not left to the garbage collector: the error may be kept, and with it whoever raised it.
+                lock.release()
+                raise
             return cls(path, lock, made)
 
     @classmethod
@@ -180,8 +175,21 @@ def _refusing(path: str | Path) -> Iterator[None]:
         raise ConfigError(f"{path}: cannot be the folder of a run: {reason}; choose another") from error
 
 
+def _make_empty(folder: Path, overwrite: bool) -> None:
+    """Delete the run in a folder, if that is allowed; the folder itself stays, with the lock on it."""
+    if not any(folder.iterdir()):
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"{folder}: is not empty; choose another folder, or continue that run with --resume, or delete it with "
+            "--overwrite"
+        )
+    if not is_run(folder):
+        raise ConfigError(f"{folder}: holds something other than a run, so it is not overwritten; choose another")
+    _empty(folder)
+
+
 def _empty(folder: Path) -> None:
-    """Delete what is in a folder; itself it stays, with the lock on it."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["shortage"]
+__all__ = ["bytes_text", "shortage"]
 
 
 def shortage(folder: str | Path, needed: int, what: str) -> str | None:
@@ -14,7 +14,7 @@ def shortage(folder: str | Path, needed: int, what: str) -> str | None:
     **Arguments:** `folder`: need not exist yet; `what`: the thing that takes the room, such as `"one checkpoint"`.
 
     >>> shortage(".", 0, "nothing")
-    >>> "no room for one checkpoint of 1,000.0 PB" in shortage(".", 10**18, "one checkpoint")
+    >>> "no room for one checkpoint of 1000000000.0 GB" in shortage(".", 10**18, "one checkpoint")
     True
     """
     place = Path(folder).absolute()
@@ -25,13 +25,19 @@ def shortage(folder: str | Path, needed: int, what: str) -> str | None:
     # File systems that make room for files as they come count none.
     if free >= needed and (found.f_files == 0 or found.f_favail > 0):
         return None
-    left = f"{_size(free)} are free" if free < needed else "no further file can be made"
-    return f"{folder}: no room for {what} of {_size(needed)}, {left} there: delete something or choose another folder"
+    left = f"{bytes_text(free)} are free" if free < needed else "no further file can be made"
+    return (
+        f"{folder}: no room for {what} of {bytes_text(needed)}, {left} there: delete something or choose another folder"
+    )
 
 
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} PB"
+def bytes_text(count: float) -> str:
+    """Bytes in the unit that suits.
+
+    >>> [bytes_text(n) for n in (0, 900, 3_211_648, 5e9)]
+    ['0 B', '900 B', '3.2 MB', '5.0 GB']
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"

@@ -25,10 +25,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, NonFinite, StageFailed, TransportError, UnlatchError
+from ..errors import ConfigError, DataError, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
+from ..io.space import bytes_text
 from ..nn.tree import aligned, batch_size, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Kind, Schedule
 from ..transport.mail import Mail, Message, Micro
+from ..transport.memory import TAKES_LESS, is_out_of_memory, most_held
 from ..transport.wire import dense_tree
 from .events import Event, Recorder
 from .stage import Stage
@@ -388,7 +390,10 @@ class Engine:
         station, losses = task.station, self._losses
         taken = []
         for name, receiver in task.takes:
-            message = self.mail.take(name, receiver, micro)
+            try:
+                message = self.mail.take(name, receiver, micro)
+            except PeerLost as error:
+                raise PeerLost(f"{error}. {station.title} waited for the {name} message of {micro}") from None
             if message.scalars is not None:
                 losses[micro.id] = message.scalars["loss"]
             taken.append(message.payload)
@@ -427,7 +432,11 @@ def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:
         subject = f"the auxiliary work {kind} ({getattr(task.work, '__name__', kind)}) of {subject}"
     elif kind.cost != "update":
         subject = f"the {'forward' if kind.cost == 'forward' else 'backward'} of {subject}"
-    return StageFailed(f"{task.station.title} failed in {subject}: {type(error).__name__}: {error}")
+    text = f"{task.station.title} failed in {subject}: {type(error).__name__}: {error}"
+    if is_out_of_memory(error):
+        kept, held = bytes_text(task.station.kept_bytes), bytes_text(most_held())
+        text += f". Out of memory: it keeps {kept} for batches under way, its process held {held} at most; {TAKES_LESS}"
+    return StageFailed(text)
 
 
 def _first_entries(schedule: Schedule, devices: Sequence[int]) -> dict[int, Entry]:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ..config.problems import explain
-from ..errors import CheckpointMismatch, UnlatchError
+from ..errors import CheckpointMismatch, ConfigError, PlanError, ScheduleError, ShapeMismatch, UnlatchError
 from ..io import checkpoint
 from ..io.checkpoint import Checkpoint
 from ..methods import Method, get
@@ -194,6 +194,12 @@ def tolerating(path: Path) -> Iterator[None]:
     """A checkpoint whose parts do not fit together is named as such, wherever that shows."""
     try:
         yield
+    except CheckpointMismatch as error:
+        if str(path) in str(error):
+            raise
+        raise CheckpointMismatch(f"{path}: {error}") from error
+    except (ConfigError, PlanError, ScheduleError, ShapeMismatch) as error:
+        raise CheckpointMismatch(f"{path}: does not fit this run: {error}") from error
     except UnlatchError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError) as error:

@@ -20,8 +20,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ..errors import ConfigError, Interrupted, PeerLost, StageFailed, UnlatchError
+from ..io.space import bytes_text
 from .forwarding import Forwarding
 from .meeting import START_LIMIT
+from .memory import TAKES_LESS, most_held
 from .rank import Place, serve
 from .restarts import Attempts
 from .signals import REQUESTS
@@ -286,7 +288,13 @@ class _Outcome:
 def _ending(code: int | None) -> str:
     if code is None or code >= 0:
         return f"exited with code {code} before it was done: look at its output"
-    hint = "; if nobody did that, the system may have, for lack of memory" if -code == signal.SIGKILL else ""
+    hint = ""
+    if -code == signal.SIGKILL:
+        most = bytes_text(most_held(children=True))
+        hint = (
+            "; if nobody did that, the system may have, for lack of memory\n  the largest rank that has ended held "
+            f"{most}: {TAKES_LESS}"
+        )
     return f"was killed by signal {-code} ({signal.Signals(-code).name}){hint}"
 
 
@@ -298,6 +306,8 @@ def _root_cause(failures: list[_Failure]) -> BaseException:
         failed = StageFailed(f"rank {rank} raised {type(error).__name__}: {error}\n\n{trace}")
         failed.__cause__ = error
         return failed
+    if cause.died and (witness := next((f for f in failures if f.trace and not f.died), None)) is not None:
+        return PeerLost(f"{error}\n  what rank {witness.rank} saw of it: {witness.error}")
     if trace and isinstance(error, StageFailed):
         error.add_note(f"On rank {rank}:\n{trace}")
     return error

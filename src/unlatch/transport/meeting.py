@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 import uuid
 
@@ -21,7 +22,7 @@ from .notes import SECRET, Notary
 from .store import Store, connect_store, fetch, host_store, store_address, under
 from .together import together
 
-__all__ = ["START_LIMIT", "join_group", "meet", "start_limit", "start_name"]
+__all__ = ["START_LIMIT", "join_group", "meet", "place", "start_limit", "start_name"]
 
 # Seconds for all processes to come: each of them has to import torch first, and the machine may be busy.
 START_LIMIT = 300.0
@@ -45,6 +46,23 @@ def start_limit() -> float:
     return limit
 
 
+def place() -> tuple[int, int]:
+    """Number of this process and of all processes, as the environment names them.
+
+    >>> place()
+    Traceback (most recent call last):
+        ...
+    unlatch.errors.ConfigError: RANK and WORLD_SIZE must be whole numbers, the first below the second, got None and None
+    """
+    texts = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
+    # More digits than any cluster has processes; longer ones are not even numbers to Python.
+    known = [int(text) if text is not None and re.fullmatch("[0-9]{1,9}", text) else -1 for text in texts]
+    if not 0 <= known[0] < known[1]:
+        named = " and ".join(f"{text!r:.40}" for text in texts)
+        raise ConfigError(f"RANK and WORLD_SIZE must be whole numbers, the first below the second, got {named}")
+    return known[0], known[1]
+
+
 def start_name() -> str:
     """A name that this start of all processes has for itself, in a store that may have seen earlier ones."""
     return _start
@@ -63,7 +81,7 @@ def join_group(store: Store | None = None, limit: float | None = None, stall_lim
     - `stall_limit`: seconds without a sign of life after which one that has come counts as stuck.
     """
     global _start
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = place()
     limit = limit if limit is not None else start_limit()
     deadline = time.monotonic() + limit + _SILENCE
     found = store if store is not None else together(lambda: _meeting_place(rank, limit), lambda: None)

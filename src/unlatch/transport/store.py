@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def host_store(host: str = "127.0.0.1", port: int = 0) -> Store:
 def store_address() -> tuple[str, int] | None:
     """Host and port of the launcher's store, as the environment names them; `None` if it does not."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    return (host, int(port)) if host and port.isdecimal() else None
+    return (host, int(port)) if host and re.fullmatch("[0-9]{1,5}", port) and int(port) < 2**16 else None
 
 
 def connect_store(timeout: float) -> Store | None:

@@ -20,8 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ..errors import TransportError
+from ..io.space import bytes_text
 from ..nn.tree import Tree, flatten, leaves, map_tensors, unflatten
 from .mail import Message, Micro
+from .memory import TAKES_LESS, is_out_of_memory, most_held
 
 __all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "dense_tree", "open_envelope", "seal"]
 
@@ -104,7 +106,7 @@ class Envelope:
                 block = inline[offset : offset + nbytes].clone()
                 offset += _aligned(nbytes)
             else:
-                block = torch.empty(nbytes, dtype=torch.uint8)
+                block = _room(nbytes)
                 self.blocks.append(block)
             try:
                 self._tensors.append(block.view(dtype).as_strided(shape, strides))
@@ -142,6 +144,18 @@ class Envelope:
             scalars=head.scalars,
             control=head.control,
         )
+
+
+def _room(nbytes: int) -> Tensor:
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TransportError(
+            f"out of memory: there is no room for a message of {bytes_text(nbytes)}, this process held "
+            f"{bytes_text(most_held())} at most; {TAKES_LESS}"
+        ) from error
 
 
 def _dtype(name: str) -> torch.dtype:
