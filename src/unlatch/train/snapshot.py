@@ -202,7 +202,7 @@ def tolerating(path: Path) -> Iterator[None]:
         raise CheckpointMismatch(f"{path}: does not fit this run: {error}") from error
     except UnlatchError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError) as error:
+    except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError) as error:
         raise CheckpointMismatch(
             f"{path}: {checkpoint.STATE} and the tensors do not fit this run: {type(error).__name__}: {error}"
         ) from error
