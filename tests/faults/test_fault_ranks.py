@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -301,6 +302,29 @@ def test_loss_that_is_not_a_number(row, ranks2, method):
     assert "is nan (stage 1, after 2 updates, lr 0.1). Lower the learning rate, clip gradients" in above
     assert below.startswith("PeerLost: rank 1 (stage 1) stopped: the loss of batch 2")
     line.found("NonFiniteLoss names stage, batch, update and learning rate; PeerLost quotes it")
+
+
+@pytest.mark.parametrize("method", ["1f1b", "pipedream"])
+def test_gradient_that_is_infinite(row, ranks2, method):
+    faults = Faults().poison(stage=0, at=2, part="gradient", value="inf")
+    line = row("F13", f"{next(iter(faults))}, {method}")
+    below, above = ranks2.run(fault_jobs.reported, fault_jobs.becomes_nan, method, faults)
+    assert re.match(
+        r"NonFinite: the gradient of 0\.\S+ is not finite in batch 2 \(stage 0, after 2 updates, lr 0\.1\)", below
+    )
+    assert above.startswith("PeerLost: rank 0 (stage 0) stopped: the gradient of 0.")
+    line.found("NonFinite names gradient, stage and batch before it is applied; PeerLost quotes it")
+
+
+@pytest.mark.parametrize("part", ["input", "gradient", "weight"])
+@pytest.mark.parametrize("method", ["1f1b", "pipedream"])
+def test_not_finite_and_left_out(row, ranks2, method, part):
+    faults = Faults().poison(stage=1, at=3, part=part)
+    line = row("F13", f"{next(iter(faults))}, {method}, left out")
+    expected = fault_jobs.leaves_out(method, None)
+    for found in ranks2.run(fault_jobs.leaves_out, method, faults):
+        assert differences(expected, found) == []
+    line.found("goes on without the batch; weights bit for bit those of a run that never had it")
 
 
 def test_wrong_batch_is_refused_before_anything_is_sent(row, ranks2):

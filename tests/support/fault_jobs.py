@@ -139,6 +139,7 @@ def start(
     limit: float = NEVER,
     faults: Faults | None = None,
     plan: Plan | None = None,
+    **more: Any,
 ) -> unlatch.Run:
     """A run with bad user code in one stage, or with injected faults."""
     model = network(stages, Trouble(what, note) if what else None, at_stage)
@@ -162,6 +163,7 @@ def start(
         sample=None if what else vectors(1)[0],
         stall_limit=limit,
         faults=faults,
+        **more,
     )
 
 
@@ -239,8 +241,15 @@ def reported(job: Any, *args: Any) -> str:
     return "no error"
 
 
-def becomes_nan(method: str) -> None:
-    run = start(method, 2, faults=Faults().poison(stage=1, at=2))
+def leaves_out(method: str, faults: Faults | None) -> Outcome:
+    """As `survives`, without the fourth batch: it is poisoned or, where there are no faults, not fed."""
+    with start(method, 2, faults=faults, nonfinite="skip") as run:
+        feed(run, [batch for number, batch in enumerate(vectors(8)) if faults is not None or number != 3])
+        return {"steps": [run.batches], "state": copied_state(run.module())}
+
+
+def becomes_nan(method: str, faults: Faults | None = None) -> None:
+    run = start(method, 2, faults=faults or Faults().poison(stage=1, at=2))
     try:
         feed(run, vectors(10))
     finally:
