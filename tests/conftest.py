@@ -23,6 +23,14 @@ hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("loca
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes is left to `make faults`."""
+    if os.environ.get("UNLATCH_TEST_FAULTS") != "all":
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                item.add_marker(pytest.mark.skip(reason="part of `make faults`"))
+
+
 @pytest.fixture(autouse=True)
 def seed() -> int:
     """Start every test from the same random state, and hand out the seed for generators of its own."""

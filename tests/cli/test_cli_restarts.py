@@ -35,7 +35,9 @@ def assert_as_if_nothing_had_happened(unlatch, conf, *flags):
 RUNS = ("run", "whole")
 
 
-@pytest.mark.parametrize("method", ["bp", "pipedream", "layerpipe", "petra"])
+@pytest.mark.parametrize(
+    "method", ["bp", "pipedream", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("layerpipe", "petra"))]
+)
 def test_a_killed_rank(unlatch, conf, cut, method):
     flags = flags_of(method, cut)
     with Command("train", conf, *flags, *SAVING, "--out", "run", "--processes", 2, "--max-restarts", 3) as command:

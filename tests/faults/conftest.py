@@ -18,8 +18,6 @@ from fault_cover import ELSEWHERE
 from rank_pools import in_one_worker
 
 ROOT = Path(__file__).parents[2]
-#: Set by `make faults`.
-ALL = os.environ.get("UNLATCH_TEST_FAULTS") == "all"
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +25,8 @@ def _patient_launcher(patient_launcher: None) -> None:
     """All tests here want the cause, not the first echo."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "thorough: a fault test that only `make faults` runs")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     in_one_worker(items, "faults")
-    for item in items:
-        if not ALL and item.get_closest_marker("thorough"):
-            item.add_marker(pytest.mark.skip(reason="part of `make faults`"))
 
 
 class Row:

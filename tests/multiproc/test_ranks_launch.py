@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -42,7 +43,7 @@ def test_torchrun_with_a_failing_stage(tmp_path):
     )
     assert done.returncode != 0
     assert done.stderr.count('raise ValueError("boom in forward")') == 1
-    assert (tmp_path / "rank0").read_text().startswith("PeerLost: rank 1 (stage 1) stopped:")
+    assert json.loads((tmp_path / "rank0").read_text())["text"].startswith("PeerLost: rank 1 (stage 1) stopped:")
 
 
 def test_a_script_that_fails_exits_with_an_error_and_one_traceback(tmp_path):

@@ -6,6 +6,7 @@ STRANGERS = "tests/multiproc/test_ranks_strangers.py::"
 
 #: For each fault, tests elsewhere and what they inject.
 COVER = {
+    "F1": {"tests/cli/test_cli_restarts.py::test_a_killed_rank": "a rank of the command line, restarted"},
     "F2": {
         "tests/multiproc/test_ranks_launch.py::test_torchrun_with_a_failing_stage": "a stage raises under torchrun",
         "tests/cli/test_cli_bad_input.py::test_failure_in_user_code_shows_its_traceback_once": "a user's model raises",
