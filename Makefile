@@ -10,12 +10,14 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint clean
+.PHONY: help setup demo check test faults fuzz lint clean
 
 help:
 	@echo "make demo    train a small network with six methods on two processes and print one table"
 	@echo "make check   lint and the fast tests: no ranks, no command line, no examples"
 	@echo "make test    ruff, mypy, import-linter, pytest: what must pass"
+	@echo "make faults  every fault of docs/faults.md, on real processes, and a table of what came of it"
+	@echo "make fuzz    bad input by the ten thousand, for a night; FUZZ=20000 cases per test"
 	@echo "make lint    ruff, mypy, import-linter only"
 	@echo "make setup   create .venv with the tested package set"
 	@echo "make clean   remove caches (keeps .venv and runs)"
@@ -36,7 +38,7 @@ demo: $(STAMP)
 check: $(STAMP)
 	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --ignore=tests/multiproc --ignore=tests/cli \
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --ignore=tests/multiproc --ignore=tests/faults --ignore=tests/cli \
 		--ignore=tests/test_examples.py --ignore=tests/test_docs.py $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
@@ -46,6 +48,16 @@ test: $(STAMP)
 	$(MAKE) --no-print-directory lint || status=1; \
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS) || status=1; \
 	exit $$status
+
+# With the tests elsewhere that try a fault. UNLATCH_FAULT_TABLE=table.md writes the table down as well.
+faults: $(STAMP)
+	UNLATCH_TEST_FAULTS=all $(BIN)/python -m pytest -q -rfE -n 2 --dist loadgroup tests/faults tests/runtime/test_injector.py \
+		$$($(BIN)/python tests/support/fault_cover.py) $(PYTEST_ARGS)
+
+# Cases per test; slow ones take a share of it.
+FUZZ ?= 20000
+fuzz: $(STAMP)
+	UNLATCH_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n 2 tests/fuzz -o timeout=14400 -o faulthandler_timeout=15000 $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	@status=0; \

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 __all__ = [
     "CheckpointMismatch",
     "ConfigError",
     "DataError",
+    "Interrupted",
+    "NoProgress",
+    "NonFinite",
     "NonFiniteLoss",
     "PeerLost",
     "PlanError",
@@ -52,8 +57,55 @@ class TransportError(UnlatchError):
     """A message is not the one that the schedule calls for."""
 
 
-class NonFiniteLoss(UnlatchError):
+class NonFinite(UnlatchError):
+    """A gradient, weight or loss became NaN or infinite; nothing was done with it.
+
+    **Arguments:**
+
+    - `subject`: what it was.
+    - `where`: stage and progress.
+    - `batches`: the first and last batch that may have caused it, once that is known.
+    - `outcome`: what was done about it.
+
+    >>> print(NonFinite("the gradient of 0.weight is not finite", "stage 0", (4, 4)))
+    the gradient of 0.weight is not finite in batch 4 (stage 0). Lower the learning rate, clip gradients \
+(clip_grad_norm=1.0) or, if the method delays, raise microbatches.
+    """
+
+    def __init__(
+        self, subject: str, where: str, batches: tuple[int, int] | None = None, outcome: str | None = None
+    ) -> None:
+        super().__init__(subject, where, batches, outcome)
+        self.subject, self.where = subject, where
+        self.batches, self.outcome = batches, outcome
+
+    def __reduce__(self) -> tuple[type[NonFinite], tuple[str, str, tuple[int, int] | None, str | None]]:
+        return type(self), (self.subject, self.where, self.batches, self.outcome)
+
+    def __str__(self) -> str:
+        outcome = "" if self.outcome is None else f" {self.outcome}"
+        return (
+            f"{self.found}. Lower the learning rate, clip gradients (clip_grad_norm=1.0) or, if the method delays, "
+            f"raise microbatches.{outcome}"
+        )
+
+    @property
+    def found(self) -> str:
+        """What it was and where."""
+        return f"{self.subject}{self._when()} ({self.where})"
+
+    def _when(self) -> str:
+        if self.batches is None:
+            return ""
+        first, last = self.batches
+        return f" in batch {first}" if first == last else f" in one of the batches {first} to {last}"
+
+
+class NonFiniteLoss(NonFinite):
     """The loss became NaN or infinite."""
+
+    def _when(self) -> str:
+        return ""
 
 
 class StageFailed(UnlatchError):
@@ -62,3 +114,29 @@ class StageFailed(UnlatchError):
 
 class PeerLost(UnlatchError):
     """Another rank died, stalled or stopped on an error of its own."""
+
+
+class NoProgress(UnlatchError):
+    """Ranks that were started anew failed again before there was a newer checkpoint."""
+
+
+class Interrupted(SystemExit):
+    """A signal asked the run to stop, and it has: after a checkpoint where there is somewhere to write it.
+
+    A script that does not catch it ends without a traceback and with the exit code that shells and schedulers expect.
+
+    >>> Interrupted(15).code
+    143
+
+    **Arguments:** `number`: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = int(number)
+
+    def __str__(self) -> str:
+        return f"interrupted by {signal.Signals(self.number).name}"
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
+        return type(self), (self.number,)

@@ -53,7 +53,9 @@ def import_function(what: str, path: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{what} {path!r}: there is no module {error.name!r}; is its folder on PYTHONPATH or installed?"
         ) from error
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
+        if module_name and not module_name.startswith(".") and "\0" not in module_name:
+            raise  # the module's own
         raise ConfigError(f"{what} {path!r} is not of the form 'package.module:function'") from error
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -63,8 +65,11 @@ def import_function(what: str, path: str) -> Callable[..., Any]:
     return found
 
 
-def call(what: str, function: Callable[..., T], options: Mapping[str, Any]) -> T:
+def call(what: str, function: Callable[..., T], options: Mapping[str, Any], *, ours: bool = False) -> T:
     """`function(**options)`, with a `ConfigError` that lists its options where one is unknown or missing.
+
+    **Arguments:** `ours`: the function is of this package, so that whatever it raises is about its options; in a user's
+    own it may be a defect, whose trace is worth seeing.
 
     >>> call("power", lambda base: base**2, {"base": 3})
     9
@@ -77,4 +82,10 @@ def call(what: str, function: Callable[..., T], options: Mapping[str, Any]) -> T
         unknown = [key for key in options if key not in names]
         hint = did_you_mean(unknown[0], names) if unknown else ""
         raise ConfigError(f"{what}: {error}.{hint} Its options: {', '.join(names) or 'none'}") from error
-    return function(**options)
+    try:
+        return function(**options)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
+        if not ours:
+            raise
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise ConfigError(f"{what} cannot be made with {given:.300}: {type(error).__name__}: {error}") from error

@@ -15,6 +15,8 @@ from rank_jobs import conv_run, copied_state, momentum_sgd
 from recording import Optimizers, RecordingSGD, feed, listening
 from small_nets import images, tanh_net, vectors
 from unlatch.methods import AuxNet, get
+from unlatch.methods.auxnet import probe as auxnet_probe
+from unlatch.methods.auxnet import station as auxnet_station
 from unlatch.methods.auxnet.schedule import BATCH, INPUT, STATE
 from unlatch.methods.auxnet.sources import Raw
 from unlatch.methods.auxnet.station import check_same, checksum
@@ -283,6 +285,17 @@ def test_recalibration_reports_both_and_changes_nothing():
     # Running variances are unbiased, batch norm in training is not.
     expected = float(cross_entropy(module(DATA[0][0]), DATA[0][1]).detach())
     assert single["recalibrated_loss"] == pytest.approx(expected, rel=0.02)
+
+
+def test_a_long_run_keeps_the_newest_measurements_only(monkeypatch):
+    for module in (auxnet_station, auxnet_probe):
+        monkeypatch.setattr(module, "MOST_RECORDS", 3)
+    run = conv_run(AuxNet(form="lagrangian", measure=1, probe=1), 3)
+    feed(run, DATA * 2)
+    newest = list(range(2 * len(DATA)))[-3:]
+    for stage in run.method_statistics():
+        assert [record.update for record in stage.records] == ([] if stage.stage == 0 else newest)
+        assert [update for update, _, _ in stage.cosines] == newest
 
 
 def test_statistics_tell_what_happens_at_every_border():

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from unlatch import methods
-from unlatch.cli import checks
-from unlatch.cli.checks import equality, gradients, soundness, trajectory
+from unlatch.cli import check, checks
+from unlatch.cli.checks import equality, faults, gradients, soundness, trajectory
 from unlatch.cli.checks.finding import find_out
 from unlatch.cli.checks.trial import Trial
 from unlatch.cli.prepare import prepare
 from unlatch.cli.settings import read_settings
+from unlatch.errors import PeerLost
 from unlatch.reference import recursion
 
 CHECKS = {
@@ -150,3 +151,28 @@ def test_the_command_fails_where_the_model_cannot_be_cut(unlatch, conf, user_mod
     assert result.exit_code == 1
     assert "differs        chain" in result.stdout
     assert "shared by block" in result.stdout
+
+
+def test_faults_end_as_they_should_or_are_called_out(unlatch, monkeypatch):
+    """Two of them, and one that is expected to end otherwise than it does."""
+    paused, *_ = faults.ordeals()
+    failed = next(one for one in faults.ordeals() if one.name == "user code")
+    wrong = replace(failed, name="wrong", expected=PeerLost)
+    monkeypatch.setattr(check, "ordeals", lambda: [paused, failed])
+    result = unlatch("check", "--faults")
+    assert result.exit_code == 0, result.output
+    assert "every fault ended as it should" in result.output
+    assert "StageFailed: stage 0 failed in the forward of batch 3" in result.output
+    monkeypatch.setattr(check, "ordeals", lambda: [wrong])
+    result = unlatch("check", "--faults", "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert not told["ok"]
+    assert [one["fault"] for one in told["faults"]] == ["wrong"]
+    assert 0 <= told["faults"][0]["seconds"] < 30
+
+
+def test_faults_take_no_settings(unlatch, conf):
+    result = unlatch("check", conf, "--faults")
+    assert result.exit_code == 2
+    assert "leave out CONF.toml" in result.output

@@ -72,7 +72,42 @@ def test_export_is_a_plain_state_dict(unlatch, two_runs, tmp_path):
     assert json.loads(result.stdout)["tensors"] == len(tensors)
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     assert unlatch("export", "late", "model.safetensors").exit_code == 2
-    assert unlatch("export", "late/last", "model.safetensors", "--overwrite").exit_code == 0
+    assert unlatch("export", "late/checkpoints/latest", "model.safetensors", "--overwrite").exit_code == 0
+
+
+def test_export_of_a_run_with_batches_under_way_says_so(unlatch, conf, cut, tmp_path):
+    flags = (
+        "--method",
+        "dtr",
+        "--epochs",
+        2,
+        "--out",
+        "runs/late",
+        "--save-every",
+        "5 batches",
+        "--keep-last",
+        9,
+        *cut,
+    )
+    unlatch("train", conf, *flags)
+    result = unlatch("export", "runs/late/checkpoints/step-00000005")
+    assert result.exit_code == 0, result.output
+    assert "step-00000005.safetensors (step 5, 2 batches under way)" in result.stdout
+    result = unlatch("export", "runs/late")
+    assert "late.safetensors (step 12)" in result.stdout
+    tensors = load_file(tmp_path / "step-00000005.safetensors")
+    models.build("mlp", widths=(64, 128, 128, 128, 10)).load_state_dict(tensors)
+    assert "--keep-best" in unlatch("export", "runs/late", "b.safetensors", "--best").stderr
+
+
+def test_a_run_of_an_earlier_version_is_named_as_such(unlatch, conf, tmp_path):
+    unlatch("train", conf, "--out", "run")
+    latest = (tmp_path / "run" / "checkpoints" / "latest").resolve()
+    latest.rename(tmp_path / "run" / "last")
+    for command in (("export", "run", "x.safetensors"), ("train", "--resume", "run")):
+        result = unlatch(*command)
+        assert result.exit_code == 2
+        assert "run/last/model.safetensors" in result.stderr
 
 
 def test_bench_inline(unlatch, conf):
@@ -118,4 +153,4 @@ def test_the_demo(tmp_path, capsys):
     out = tmp_path / "runs" / "demo"
     assert (out / "report.html").stat().st_size > 50_000
     assert {path.name for path in (out / "figures").iterdir()} == {"curves.png", "timeline.png", "costs.png"}
-    assert (out / "dtr-seed0" / "last" / "model.safetensors").exists()
+    assert (out / "dtr-seed0" / "checkpoints" / "latest" / "model.safetensors").exists()

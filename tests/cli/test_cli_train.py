@@ -6,20 +6,15 @@ import json
 import re
 
 import pytest
-from safetensors.torch import load_file
 
+from commands import same_weights
 from unlatch import config
-from unlatch.io import metrics
+from unlatch.errors import ConfigError
+from unlatch.io import checkpoint, metrics
+from unlatch.train import Trainer
+from unlatch.train.exact import unpacked
 
 CONSTANT = ("--set", "lr.shape=constant", "--set", "optimizer.lr=0.05")
-
-
-def weights(folder):
-    return load_file(folder / "last" / "model.safetensors")
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
 def test_a_run_folder_holds_everything(unlatch, conf, tmp_path):
@@ -132,9 +127,77 @@ def test_a_continued_run_is_the_run(unlatch, conf, tmp_path, epochs):
     unlatch("train", conf, "--epochs", epochs, "--out", "parts", *CONSTANT)
     result = unlatch("train", "--resume", "parts", "--epochs", 3)
     assert result.exit_code == 0, result.output
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    assert same_weights("whole", "parts")
     steps = [row["step"] for row in metrics.read("parts") if "train/loss" in row]
     assert steps == list(range(1, 19))
+
+
+def test_the_latest_run_is_found_and_so_is_any_of_its_checkpoints(unlatch, conf, tmp_path):
+    for name in ("old", "new"):
+        flags = ("--epochs", 2, "--out", f"all/{name}", "--save-every", "3 batches", "--keep-last", 3)
+        unlatch("train", conf, *flags, *CONSTANT)
+    assert "no run with a checkpoint in runs/" in unlatch("train", "--resume", "latest").stderr
+    result = unlatch("train", "--resume", "latest", "--out", "all", "--epochs", 3)
+    assert result.exit_code == 0, result.output
+    assert "continuing from all/new/checkpoints/step-00000012: step 12, 2 epochs complete" in result.stdout
+    assert "balance" in result.stdout
+    # From the middle, the end of what is left out included.
+    result = unlatch("train", "--resume", "all/old/checkpoints/step-00000009", "--epochs", 3)
+    assert result.exit_code == 0, result.output
+    assert same_weights("all/old", "all/new")
+    steps = [row["step"] for row in metrics.read("all/old") if "train/loss" in row]
+    assert steps == list(range(1, 19))
+    assert "--out is for a new run" in unlatch("train", "--resume", "all/old", "--out", "x").stderr
+
+
+def test_a_checkpoint_asked_for_by_name_becomes_the_latest(unlatch, conf, tmp_path, monkeypatch):
+    unlatch("train", conf, "--epochs", 2, "--out", "run", "--save-every", "3 batches", "--keep-last", 3)
+    monkeypatch.setattr(Trainer, "fit", _fail)
+    result = unlatch("train", "--resume", "run/checkpoints/step-00000006", "--epochs", 3)
+    assert result.exit_code == 2
+    kept = tmp_path / "run" / "checkpoints"
+    assert (kept / "latest").resolve().name == "step-00000006"
+    assert len(list(kept.glob("step-*"))) == 3
+
+
+def _fail(*_, **__):
+    raise ConfigError("training was not meant to begin")
+
+
+def test_what_ends_before_it_trains_leaves_no_folder(unlatch, conf, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "fit", _fail)
+    assert unlatch("train", conf, "--out", "run").exit_code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_without_room_is_found_out_before_training(unlatch, conf, tmp_path, monkeypatch):
+    monkeypatch.setattr("unlatch.cli.train.shortage", lambda folder, needed, what: f"{folder}: no room for {what}")
+    result = unlatch("train", conf, "--out", "run")
+    assert result.exit_code == 2
+    assert "run: no room for one checkpoint" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_best_checkpoints_stay(unlatch, conf, tmp_path):
+    flags = ("--epochs", 4, "--out", "run", "--keep-last", 1, "--keep-best", 1, *CONSTANT)
+    result = unlatch("train", conf, *flags)
+    assert result.exit_code == 0, result.output
+    accuracy = {r["step"]: r["eval/accuracy"] for r in metrics.read("run") if "eval/accuracy" in r}
+    best = (tmp_path / "run" / "checkpoints" / "best").resolve()
+    assert accuracy[int(best.name.removeprefix("step-"))] == max(accuracy.values())
+    found = json.loads(unlatch("export", "run", "best.safetensors", "--best", "--json").stdout)
+    assert found["checkpoint"].endswith(best.name)
+    # A session that is not told to keep the best does not delete it.
+    unlatch("train", "--resume", "run", "--epochs", 6, "--save-every", "1 batches", "--keep-last", 1)
+    assert (tmp_path / "run" / "checkpoints" / "best").exists()
+    assert "ends of epochs" in unlatch("train", conf, "--keep-best", 1, "--save-every", "5 batches").stderr
+
+
+@pytest.mark.parametrize("asked", ["soon", "0.5 epochs", "-1"])
+def test_intervals_that_are_none(unlatch, conf, asked):
+    result = unlatch("train", conf, f"--save-every={asked}")
+    assert result.exit_code == 2
+    assert "expected" in result.stderr
 
 
 def test_a_run_that_is_done_is_not_continued(unlatch, conf):
@@ -156,16 +219,17 @@ def test_settings_of_the_last_continuation_count(unlatch, conf, tmp_path):
 def test_checkpoints_on_the_way_and_exact_methods_do_not_mind(unlatch, conf, tmp_path):
     unlatch("train", conf, "--epochs", 2, "--out", "one", *CONSTANT)
     unlatch("train", conf, "--epochs", 2, "--out", "two", "--save-every", 1, *CONSTANT)
-    assert same(weights(tmp_path / "one"), weights(tmp_path / "two"))
+    assert same_weights("one", "two")
 
 
 def test_batch_compensation_reaches_the_end_of_its_learning_rate(unlatch, conf, tmp_path):
     flags = ("--set", "method.compensate=2", "--set", "method.microbatches=1")
     result = unlatch("train", conf, "--method", "dtrp", "--stages", 2, "--epochs", 2, "--out", "run", *flags)
     assert result.exit_code == 0, result.output
-    state = json.loads((tmp_path / "run" / "last" / "state.json").read_text())["state"]
-    assert state["loop"]["updates"] == 6
-    assert state["groups"][0]["lr"] == pytest.approx(0.0, abs=1e-12)
+    saved = checkpoint.read(tmp_path / "run" / "checkpoints" / "latest")
+    assert saved.state["loop"]["updates"] == 6
+    [group] = unpacked(saved)["stations"][0]["stage"]["updater"]["optimizer"]["param_groups"]
+    assert group["lr"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_gradients_are_probed(unlatch, conf, tmp_path):
@@ -184,7 +248,7 @@ def test_two_processes_write_the_run_that_one_writes(unlatch, conf, cut, tmp_pat
     unlatch("train", conf, *flags, "--out", "one")
     result = unlatch("train", conf, *flags, "--processes", 2, "--out", "two", "--json")
     assert result.exit_code == 0, result.output
-    assert same(weights(tmp_path / "one"), weights(tmp_path / "two"))
+    assert same_weights("one", "two")
     assert {stage["rank"] for stage in json.loads(result.stdout)["stages"]} == {0, 1}
     losses = [[row["train/loss"] for row in metrics.read(name) if "train/loss" in row] for name in ("one", "two")]
     assert losses[0] == losses[1]

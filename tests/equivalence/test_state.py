@@ -26,7 +26,7 @@ def finish(run, first: int) -> tuple[list[float], list[torch.Tensor]]:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_a_rebuilt_run_goes_on_as_the_untouched_one(case, accumulate):
+def test_a_rebuilt_run_goes_on_as_the_untouched_one(case, accumulate, tmp_path):
     if accumulate > 1 and not accumulates(case):
         pytest.skip("needs one update per batch")
     batches = data()
@@ -34,13 +34,18 @@ def test_a_rebuilt_run_goes_on_as_the_untouched_one(case, accumulate):
     for number in range(5):
         untouched.step(*batches[number % len(batches)])
     state = untouched.state()
+    untouched.save(tmp_path / "checkpoint")
     losses, weights = finish(untouched, 5)
 
-    # Whatever the rebuilt run had before is gone: it has seen other data.
-    rebuilt = begun(case, accumulate, lr_scheduler=SCHEDULER)
-    for x, y in batches[:2]:
-        rebuilt.step(x + 1, y)
-    rebuilt.restore(state)
-    again, same = finish(rebuilt, 5)
-    assert again == losses
-    assert all(torch.equal(a, b) for a, b in zip(same, weights, strict=True))
+    for taken_over in ("memory", "file"):
+        # Whatever the rebuilt run had before is gone: it has seen other data.
+        rebuilt = begun(case, accumulate, lr_scheduler=SCHEDULER)
+        for x, y in batches[:2]:
+            rebuilt.step(x + 1, y)
+        if taken_over == "memory":
+            rebuilt.restore(state)
+        else:
+            rebuilt.load(tmp_path / "checkpoint")
+        again, same = finish(rebuilt, 5)
+        assert again == losses
+        assert all(torch.equal(a, b) for a, b in zip(same, weights, strict=True))

@@ -72,7 +72,7 @@ def test_versions_name_what_results_depend_on() -> None:
 
 def test_a_checkpoint_whose_writer_died_between_renames_is_found(tmp_path: Path) -> None:
     path = RunFolder.at(tmp_path / "r").path / "last"
-    checkpoint.write(path, model={}, optimizer={}, state={"step": 7})
+    checkpoint.write(path, checkpoint.Checkpoint({}, {"step": 7}))
     path.rename(path.with_name(f".{path.name}.old"))
     assert checkpoint.exists(path)
     assert checkpoint.read(path).state == {"step": 7}

@@ -1,68 +1,16 @@
-"""Ranks that live as long as the test session: starting them costs seconds, using them milliseconds."""
+"""Tests on ranks share them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 
-import unlatch
-from unlatch.transport import launch
+from rank_pools import in_one_worker
 
 
 @pytest.fixture(autouse=True)
-def _patient_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher hears out all ranks, however long a busy machine takes: the cause may come after its echoes."""
-    monkeypatch.setattr(launch, "_GRACE", 100.0)
-
-
-class Pool:
-    """A fixed number of ranks, started when first used and again after a test has broken them."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._ranks: unlatch.Ranks | None = None
-
-    def run(self, job: Callable[..., Any], *args: Any, timeout: float = 240.0) -> list[Any]:
-        """Run a job on every rank and return its results by rank."""
-        if self._ranks is None:
-            self._ranks = unlatch.Ranks(self.size)
-        try:
-            return self._ranks.run(job, *args, timeout=timeout)
-        except BaseException:
-            self.close(force=True)
-            raise
-
-    def close(self, *, force: bool = False) -> None:
-        if self._ranks is not None:
-            self._ranks.close(force=force)
-        self._ranks = None
-
-
-def _pool(size: int) -> Iterator[Pool]:
-    pool = Pool(size)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="session")
-def ranks1() -> Iterator[Pool]:
-    yield from _pool(1)
-
-
-@pytest.fixture(scope="session")
-def ranks2() -> Iterator[Pool]:
-    yield from _pool(2)
-
-
-@pytest.fixture(scope="session")
-def ranks4() -> Iterator[Pool]:
-    yield from _pool(4)
+def _patient_launcher(patient_launcher: None) -> None:
+    """All tests here want the cause, not the first echo."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep everything that uses ranks in one xdist worker, so that only one set of them is started."""
-    for item in items:
-        if "multiproc" in item.path.parts:
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+    in_one_worker(items, "multiproc")

@@ -51,12 +51,12 @@ def test_two_runs_at_the_same_time(ranks2, ranks4):
     found = {}
 
     def train(pool):
-        found[pool.size] = pool.run(fault_jobs.survives, "fdg", 4, "", 0, None)
+        found[pool.size] = pool.run(fault_jobs.survives, "fdg", 4)
 
     threads = [threading.Thread(target=train, args=(pool,)) for pool in (ranks2, ranks4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    expected = fault_jobs.survives("fdg", 4, "", 0, None)
+    expected = fault_jobs.survives("fdg", 4)
     assert all(rank_jobs.differences(expected, outcome) == [] for outcomes in found.values() for outcome in outcomes)

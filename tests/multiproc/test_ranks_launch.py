@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-import fault_jobs
 import unlatch
 from rank_jobs import differences, train_conv
-
-SUPPORT = Path(fault_jobs.__file__).parent
-SOURCE = Path(unlatch.__file__).parents[1]
-#: Seconds for what a quiet machine does in a few; a busy one needs many to import torch in every process.
-PATIENCE = 240.0
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{SUPPORT}", "OMP_NUM_THREADS": "1"}
-
-
-def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
-
-
-def run_script(folder: Path, text: str, *launcher: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "script.py"
-    script.write_text(text)
-    return run_python(*launcher, str(script), str(folder))
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there and not merely waiting for whoever inherited it to take notice of its end."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(done: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.1)
-
-
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+from scripts import PATIENCE, TORCHRUN, environment, run_python, run_script, runs, wait_until
 
 
 def test_torchrun(tmp_path):
@@ -83,7 +43,7 @@ def test_torchrun_with_a_failing_stage(tmp_path):
     )
     assert done.returncode != 0
     assert done.stderr.count('raise ValueError("boom in forward")') == 1
-    assert (tmp_path / "rank0").read_text().startswith("PeerLost: rank 1 (stage 1) stopped:")
+    assert json.loads((tmp_path / "rank0").read_text())["text"].startswith("PeerLost: rank 1 (stage 1) stopped:")
 
 
 def test_a_script_that_fails_exits_with_an_error_and_one_traceback(tmp_path):
@@ -105,8 +65,8 @@ def test_functions_that_ranks_cannot_import(tmp_path):
     assert "importable" in done.stderr
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_launcher_that_is_ended(tmp_path, how):
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_launcher_that_is_ended(tmp_path, how, code):
     script = tmp_path / "script.py"
     script.write_text(
         "import signal, sys\nimport fault_jobs, unlatch\n"
@@ -126,7 +86,7 @@ def test_launcher_that_is_ended(tmp_path, how):
     finally:
         launcher.kill()
         launcher.wait()
-    assert launcher.returncode == -how
+    assert launcher.returncode == code
     wait_until(lambda: not any(runs(pid) for pid in pids), "ranks outlive their launcher")
 
 

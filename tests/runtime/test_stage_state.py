@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from unlatch.methods import CGAD, XPipe
 from unlatch.nn import Coupling
 from unlatch.nn.chain import StageChain, chain
-from unlatch.nn.tree import flatten, map_tensors
+from unlatch.nn.tree import copied, flatten, map_tensors
 from unlatch.rules.activations import Graph, Input, Reverse
 from unlatch.rules.bundle import Rules
 from unlatch.rules.predict import predictor
@@ -137,7 +137,7 @@ def check(driver: Driver, micros: int = 12) -> None:
     )
     for action in actions:
         broken.do(*action)
-        state = broken.stage.state()
+        state = copied(broken.stage.state())
         broken.stage = broken.fresh()
         with torch.no_grad():
             for p in broken.stage.params:
@@ -184,7 +184,7 @@ def test_a_half_without_an_update_in_between():
         d.backward(1, d.stage.backward_input)
         d.stage.backward_weights(d.micro(0))
         d.backward(2, d.stage.backward)
-    state = broken.stage.state()
+    state = copied(broken.stage.state())
     broken.stage = broken.fresh()
     broken.stage.load(state)
     for d in (driver, broken):
@@ -219,11 +219,11 @@ def test_rules_that_methods_bring(method):
     check(Driver(method.rules(), 1))
 
 
-def test_state_is_plain_and_its_own():
+def test_a_copied_state_is_plain_and_its_own():
     driver = Driver(GRAPHS[0], 0)
     for action in driver.actions(6)[:14]:
         driver.do(*action)
-    state = driver.stage.state()
+    state = copied(driver.stage.state())
     before = copy.deepcopy(state)
     for number in range(10, 13):
         driver.forward(number)
@@ -237,7 +237,7 @@ def test_a_gradient_that_waits_in_an_accumulation_is_kept():
     driver.forward(0)
     driver.backward(0, driver.stage.backward)
     again = driver.fresh()
-    again.load(driver.stage.state())
+    again.load(copied(driver.stage.state()))
     assert not again.unapplied
     for p, q in zip(driver.stage.params, again.params, strict=True):
         assert torch.equal(p.grad, q.grad)

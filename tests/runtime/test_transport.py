@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -235,6 +236,21 @@ def test_large_tensors_travel_beside_the_header(wire):
     assert [rank.error for rank in ranks] == [None, None]
     assert len(ranks[0].losses) == 4
     assert seen == [True, False, False] * 4 + [True]
+
+
+def test_a_flipped_byte_in_a_tensor_is_not_trained_on(wire):
+    blocks = itertools.count()
+
+    def damage(tensor):
+        if not is_header(tensor) and next(blocks) == 4:
+            tensor[7] ^= 1
+        return [tensor]
+
+    ranks = train("dtr", damage, data=vectors(4, size=300))
+    assert str(ranks[1].error).startswith(
+        "the forward message of batch 2 for stage 1 was damaged on its way from rank 0: block 0 of 2"
+    )
+    assert isinstance(ranks[1].error, TransportError)
 
 
 def test_a_peer_that_is_slow_to_listen_hears_our_leave(monkeypatch):

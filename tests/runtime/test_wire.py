@@ -171,6 +171,25 @@ def test_one_flipped_bit_in_a_header_is_refused(data):
         open_envelope(header)
 
 
+@settings(max_examples=60)
+@given(data=st.data())
+def test_one_flipped_bit_in_a_payload_is_refused(data):
+    """It was trained on, until the loss was infinite."""
+    header, blocks = seal(Message(FORWARD, 2, Micro(7, 3, 1, 2, 4, 0.5, 3, True), [torch.randn(3000)] * 2, 5), 3)
+    envelope = open_envelope(header)
+    for room, block in zip(envelope.blocks, blocks, strict=True):
+        room.copy_(block)
+    envelope.verify(1)
+    which, at, bit = (data.draw(st.integers(0, most)) for most in (1, blocks[0].nbytes - 1, 7))
+    envelope.blocks[which][at] ^= 1 << bit
+    with pytest.raises(TransportError) as caught:
+        envelope.verify(1)
+    assert str(caught.value).startswith(
+        "the forward message of batch 3, part 2 of 2 for stage 2 was damaged on its way from rank 1: "
+        f"block {which} of 2 (12000 bytes) does not match its checksum"
+    )
+
+
 @pytest.mark.parametrize("damage", [torch.zeros, torch.ones])
 def test_garbage_is_refused(damage):
     with pytest.raises(TransportError, match="damaged"):

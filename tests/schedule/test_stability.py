@@ -63,9 +63,7 @@ def test_the_whole_table_takes_less_than_two_seconds() -> None:
     start = time.process_time()
     for lateness in TABLE:
         for nesterov, predictor, microbatches in COLUMNS:
-            stability_limit(
-                lateness, momentum=0.901, nesterov=nesterov, predictor=predictor, microbatches=microbatches
-            )
+            stability_limit(lateness, momentum=0.901, nesterov=nesterov, predictor=predictor, microbatches=microbatches)
     assert time.process_time() - start < 2.0
 
 

@@ -1,16 +1,19 @@
 """The command line: one module per command, each with a function `command` that typer turns into flags and help.
 
-Read `train` first: `settings` reads the file and the flags, `prepare` makes every open choice, `session` trains on each
-rank. `planning` is what `plan` and `simulate` share, `checks` what `check` looks at, `console` where all text goes.
+Read `train` first: `settings` reads the file and the flags, `continuing` finds the run to go on with, `prepare` makes
+every open choice, `session` trains on each rank. `planning` is what `plan` and `simulate` share, `checks` what `check`
+looks at, `console` where all text goes.
 No module here names a method: what it must know of one it asks through the hooks of `unlatch.methods.base.Method`.
 """
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
 
+from ..transport.signals import REQUESTS, interrupt
 from . import bench, check, compare, export, methods, plan, simulate, train
 from .console import ReadableErrors
 
@@ -48,10 +51,19 @@ def _options(
 ) -> None:
     """Train PyTorch models with methods that open the locks of backpropagation.
 
-    Exit codes: 0 all well, 1 a run or a check failed, 2 the settings or the usage are wrong, 130 interrupted.
+    Exit codes: 0 all well, 1 a run or a check failed, 2 the settings or the usage are wrong, 130 interrupted,
+    143 terminated.
     """
 
 
 def main() -> None:
-    """Entry point of the `unlatch` command."""
-    app()
+    """Run the command that was asked for."""
+    for number in REQUESTS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    try:
+        app()
+    finally:
+        # All is done and said: a request that comes twice must not change the exit code.
+        for number in REQUESTS:
+            signal.signal(number, signal.SIG_IGN)

@@ -23,7 +23,7 @@ from ..report.table import Table
 from ..transport.launch import Ranks
 from .console import emit_json, people
 from .prepare import PreparedRun, loaders, make_run, prepare
-from .ranks import agree, gather, rank
+from .ranks import all_ranks
 from .settings import options_by_hand, read_settings, with_method, with_run
 
 __all__ = ["command", "measure"]
@@ -85,18 +85,19 @@ def command(
 def measure(prepared: PreparedRun, steps: int, skip: int) -> float:
     """Samples per second of a run, once its pipeline is full. Called alike on every rank."""
     torch.set_num_threads(prepared.config.run.threads)
-    reads = rank() == 0 or prepared.method.reads_on_every_rank
-    loader = _loader(prepared.config.model_dump_json(include={"model", "data", "run"})) if reads else None
-    sample = agree(loader.batch(0, 0) if loader is not None else None)
-    with make_run(prepared, sample) as run:
-        for number in range(skip):
-            run.step(*_batch(loader, number))
-        start = time.perf_counter()
-        for number in range(skip, skip + steps):
-            run.step(*_batch(loader, number))
-        # The slowest rank counts: where nothing comes back, the first one may be far ahead.
-        seconds = max(gather(time.perf_counter() - start))
-        run.flush()
+    with all_ranks() as world:
+        reads = world.rank == 0 or prepared.method.reads_on_every_rank
+        loader = _loader(prepared.config.model_dump_json(include={"model", "data", "run"})) if reads else None
+        sample = world.broadcast(loader.batch(0, 0) if loader is not None else None)
+        with make_run(prepared, sample) as run:
+            for number in range(skip):
+                run.step(*_batch(loader, number))
+            start = time.perf_counter()
+            for number in range(skip, skip + steps):
+                run.step(*_batch(loader, number))
+            # The slowest rank counts: where nothing comes back, the first one may be far ahead.
+            seconds = max(world.gather(time.perf_counter() - start))
+            run.flush()
     return steps * prepared.config.data.batch_size / seconds
 
 

@@ -11,11 +11,13 @@ from typing import Annotated
 import typer
 
 from ..config import Config
-from ..errors import PlanError
+from ..errors import ConfigError, PlanError
+from ..report.table import Table, number_text
 from ..transport.launch import Ranks
 from .checks import Finding
 from .checks.environment import loopback, machine
 from .checks.equality import one_stage, two_processes
+from .checks.faults import ordeals, undergo
 from .checks.finding import find_out
 from .checks.gradients import exact_method, standing_still
 from .checks.soundness import inverses, sound_chain
@@ -41,6 +43,9 @@ def command(
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where the data are; also UNLATCH_DATA.")] = None,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Instead: break two processes with a small network, in many ways.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Check the machine, the model and the method, on a few small batches of your own data.
@@ -49,9 +54,16 @@ def command(
     unlatch check
     unlatch check conf.toml
     unlatch check conf.toml --method petra --stages 4
+    unlatch check --faults
 
-    Every line says ok, differs (how much) or not applicable (why). The exit code is 1 if something differs.
+    Every line says ok, differs (how much) or not applicable (why). The exit code is 1 if something differs, or if a
+    fault does not end as it should.
     """
+    if faults:
+        if conf is not None or method or stages or overrides or data_dir:
+            raise ConfigError("--faults tries a small network of its own: leave out CONF.toml and all settings")
+        _try_faults(as_json)
+        return
     given = [*(_BUILT_IN if conf is None else []), *(overrides or [])]
     config, notes = read_settings(conf, given, method=method, data_dir=data_dir, stages=stages)
     console = people(as_json)
@@ -70,6 +82,25 @@ def command(
         console.print(
             "everything that applies holds" if not bad else f"{len(bad)} of {len(findings)} checks do not hold"
         )
+    if bad:
+        raise typer.Exit(1)
+
+
+def _try_faults(as_json: bool) -> None:
+    outcomes, console = [], people(as_json)
+    for outcome in undergo(ordeals()):
+        outcomes.append(outcome)
+        console.print(f"{len(outcomes):>2} {outcome.injected}", style="dim")
+    bad = [outcome for outcome in outcomes if not outcome.expected]
+    if as_json:
+        emit_json({"ok": not bad, "faults": [asdict(outcome) for outcome in outcomes]})
+    else:
+        rows = tuple((o.fault, o.injected, number_text(o.seconds, ".2f"), o.outcome) for o in outcomes)
+        console.print(Table(("fault", "injected", "detected in (s)", "outcome"), rows, left=(0, 1, 3)).text())
+        for outcome in bad:
+            console.print(f"not as expected: {outcome.injected}", style="bold red")
+        if not bad:
+            console.print("every fault ended as it should")
     if bad:
         raise typer.Exit(1)
 

@@ -5,7 +5,9 @@ People read stdout, unless a machine does (`--json`), then people read stderr.
 
 from __future__ import annotations
 
+import errno
 import json
+import signal
 import sys
 import traceback
 from typing import Any
@@ -15,9 +17,9 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ..advise.advice import Cure
-from ..errors import ConfigError, DataError, PlanError, StageFailed, UnlatchError
+from ..errors import ConfigError, DataError, Interrupted, PlanError, StageFailed, UnlatchError
 
-__all__ = ["INTERRUPTED", "ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
+__all__ = ["ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
 
 
 def people(as_json: bool = False) -> Console:
@@ -44,7 +46,6 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-INTERRUPTED = 130
 _BAD_SETTINGS = (ConfigError, PlanError, DataError)
 
 
@@ -78,7 +79,7 @@ def explain(error: UnlatchError) -> str:
 
 
 class ReadableErrors(TyperGroup):
-    """A group of commands that turns Unlatch's own errors into messages. Anything else keeps its trace."""
+    """A group of commands that turns Unlatch's own errors, and the system's, into messages; others keep their trace."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -87,9 +88,17 @@ class ReadableErrors(TyperGroup):
             if not isinstance(error, Reported):
                 typer.echo(explain(error), err=True)
             raise typer.Exit(exit_code(error)) from None
-        except KeyboardInterrupt:
+        except OSError as error:
+            # A pipe whose reader has left is typer's to close in silence; without words it is a defect.
+            if error.errno in (None, errno.EPIPE) or error.strerror is None:
+                raise
+            typer.echo(f"error: {error.filename or 'a file or connection'}: {error.strerror}", err=True)
+            raise typer.Exit(1) from None
+        except (KeyboardInterrupt, Interrupted) as request:
             sys.stdout.flush()
-            raise typer.Exit(INTERRUPTED) from None
+            ended = request if isinstance(request, Interrupted) else Interrupted(signal.SIGINT)
+            typer.echo("; ".join([str(ended), *getattr(request, "__notes__", [])]), err=True)
+            raise typer.Exit(128 + ended.number) from None
 
 
 _QUOTES = "'\""

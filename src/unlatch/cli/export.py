@@ -10,14 +10,19 @@ from safetensors.torch import save_file
 
 from ..errors import ConfigError
 from ..io import checkpoint
+from ..train.snapshot import facts
 from .console import emit_json
+from .continuing import checkpoint_at
 
 __all__ = ["command"]
 
 
 def command(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Folder of a run or of a checkpoint.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="The file to write.")],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="OUT.safetensors", help="The file to write; default: RUN.safetensors.")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint instead of its latest.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
@@ -26,24 +31,28 @@ def command(
     \b
     unlatch export runs/dtr-1 model.safetensors
     python -c "from safetensors.torch import load_file; model.load_state_dict(load_file('model.safetensors'))"
+
+    They are the newest of every stage. What batches that were under way would still have changed is not in them.
     """
-    folder = _checkpoint_in(source)
+    folder = checkpoint_at(source, best=best)
+    out = out or Path(f"{source.absolute().name}.safetensors")
     if out.is_dir():
         raise ConfigError(f"{out}: is a folder; expected the name of a file")
     if out.exists() and not overwrite:
         raise ConfigError(f"{out}: exists; choose another name, or replace it with --overwrite")
-    tensors = checkpoint.read(folder).model
+    tensors, loop = checkpoint.read(folder, only={"model"}).model, facts(folder).loop
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: t.contiguous() for name, t in tensors.items()}, out, metadata={"format": "pt"})
-    count = sum(t.numel() for t in tensors.values())
+    found = {
+        "checkpoint": str(folder),
+        "out": str(out),
+        "step": loop.batches,
+        "under_way": loop.under_way,
+        "tensors": len(tensors),
+        "numbers": sum(t.numel() for t in tensors.values()),
+    }
     if as_json:
-        emit_json({"checkpoint": str(folder), "out": str(out), "tensors": len(tensors), "numbers": count})
-    else:
-        typer.echo(f"{len(tensors)} tensors, {count:,} numbers: {out}")
-
-
-def _checkpoint_in(source: Path) -> Path:
-    for candidate in (source, source / "last"):
-        if checkpoint.exists(candidate):
-            return candidate
-    raise ConfigError(f"{source}: no checkpoint there; expected a run folder with last/ in it, or a checkpoint folder")
+        emit_json(found)
+        return
+    under_way = f", {loop.under_way} batches under way" if loop.under_way else ""
+    typer.echo(f"{found['tensors']} tensors, {found['numbers']:,} numbers: {out} (step {loop.batches}{under_way})")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,12 +16,13 @@ from .. import data, models
 from ..advise.advice import Advice, advise_method
 from ..config import Config
 from ..data.loader import Loader
-from ..errors import ConfigError
+from ..errors import CheckpointMismatch, ConfigError
 from ..methods import Method, get
 from ..nn.chain import chain
 from ..nn.tree import Tree
 from ..plan import Plan, read_plan
 from ..train import Run, parallelize
+from .continuing import Continued
 
 __all__ = ["PreparedRun", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
 
@@ -89,7 +90,7 @@ def model_options(config: Config, train: Loader) -> dict[str, Any]:
     return suited | config.model.options
 
 
-def prepare(config: Config, train: Loader | None = None, before: Mapping[str, Any] | None = None) -> PreparedRun:
+def prepare(config: Config, train: Loader | None = None, before: Continued | None = None) -> PreparedRun:
     """Read the data, build the model, measure it, cut it, and decide what was left open.
 
     Everything that can be wrong with the settings comes to light here, before any process is started.
@@ -97,8 +98,8 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
     **Arguments:**
 
     - `train`: the training batches if they are at hand; read otherwise.
-    - `before`: the loop state of a checkpoint of the same run, whose measured choices are kept: measured again they
-      might come out differently, and the run would not go on as it began.
+    - `before`: a checkpoint of the same run, whose measured choices are kept: measured again they might come out
+      differently, and the run would not go on as it began.
     """
     loader = train or loaders(config)[0]
     options = model_options(config, loader)
@@ -107,11 +108,9 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
     method = get(config.method.name, **config.method.options)
     changes: dict[str, Any] = {"sample": sample, "distributed": False}
     if before is not None:
-        if "joined" in before:
-            method = method.joining(before["joined"])
-        if before.get("split") is not None:
-            changes["split"] = before["split"]
-    if config.run.plan is not None:
+        method, kept = _chosen_before(before, method)
+        changes |= kept
+    elif config.run.plan is not None:
         changes["plan"] = _given(config, model, method)
     with _said() as remarks:
         trial = _parallelize(config, model, method, **changes)
@@ -120,6 +119,19 @@ def prepare(config: Config, train: Loader | None = None, before: Mapping[str, An
     shown = {trial.plan.note, "" if trial.advice is None else trial.advice.warning}
     notes = tuple(dict.fromkeys(note for note in [*trial.notes, *remarks] if note not in shown))
     return PreparedRun(config, trial.method, trial.plan, options, len(loader), notes, advice)
+
+
+def _chosen_before(before: Continued, method: Method) -> tuple[Method, dict[str, Any]]:
+    """The method with nothing left on `"auto"`, and where the model is cut."""
+    if before.saved.run is not None:
+        # Functions among the options are in no file; then the settings name them once more.
+        with suppress(CheckpointMismatch):
+            made, plan = before.saved.run.made(before.checkpoint)
+            return made, {"plan": replace(plan, source="")}
+    loop = before.saved.loop.model_dump()
+    if "joined" in loop:
+        method = method.joining(loop["joined"])
+    return method, {"split": loop["split"]} if loop.get("split") is not None else {}
 
 
 def _given(config: Config, model: nn.Module, method: Method) -> Plan:
@@ -173,6 +185,7 @@ def _parallelize(config: Config, model: nn.Module, method: Method, **changes: An
         "precision": config.run.precision,
         "clip_grad_norm": config.run.clip_grad_norm,
         "seed": config.run.seed,
+        "nonfinite": config.run.nonfinite,
     }
     return parallelize(model, method, **{**settings, **changes})
 

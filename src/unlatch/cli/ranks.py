@@ -1,47 +1,49 @@
-"""Words between the ranks of one run outside of training: one value for all, or all values for everyone."""
+"""The processes of one run as the command line sees them: who started them, how often, and words between them."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import torch.distributed as dist
+import psutil
 
-__all__ = ["agree", "gather", "join_torchrun", "rank", "under_torchrun"]
+from ..transport.meeting import place
+from ..transport.world import World, current_world
 
-T = TypeVar("T")
+__all__ = ["all_ranks", "rank", "restarts", "torchrun_name", "under_torchrun"]
 
 
 def under_torchrun() -> bool:
     """Whether another launcher has started this process as one of several."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def join_torchrun() -> None:
-    """Meet the other processes of torchrun."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and place()[1] > 1
 
 
 def rank() -> int:
-    """The number of this process; 0 if it is alone."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    """The number of this process among those of torchrun; 0 if there is none."""
+    return place()[0] if under_torchrun() else 0
 
 
-def agree(value: T) -> T:
-    """Rank 0's value, on every rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    box: list[Any] = [value]
-    dist.broadcast_object_list(box, src=0)
-    result: T = box[0]
-    return result
+def torchrun_name() -> str | None:
+    """What a torchrun, and all processes that it starts now or later, are told from others by; `None` without one."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name == "none":
+        # It has none of its own unless it is given one, but starts all processes anew from the same place.
+        agent = psutil.Process(os.getppid())
+        return f"{socket.gethostname()}:{agent.pid}:{agent.create_time()}"
+    return name
 
 
-def gather(value: T) -> list[T]:
-    """The values of all ranks, by rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+def restarts() -> int:
+    """How often the ranks were started anew after one of them was lost."""
+    return int(os.environ.get("UNLATCH_RESTARTS") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+
+
+@contextmanager
+def all_ranks() -> Iterator[World]:
+    """The ranks of this run, for what they tell each other outside of training. Entered by all of them alike."""
+    world = current_world()
+    with world.telling_of_errors():
+        yield world
+    world.close()

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics as stats
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 from ..data.loader import Loader
-from ..errors import ConfigError
-from ..io import checkpoint
-from ..io.metrics import Metrics, read
+from ..errors import ConfigError, Interrupted
+from ..io import metrics
+from ..io.checkpoints import Checkpoints
+from ..io.metrics import Metrics
+from ..io.optional import optional_file
+from ..io.run_folder import checkpoints_in
 from ..report.measures import measures_figure, measures_of
 from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event, bubble
 from ..train import Epoch, Run, StageStatistics, StepResult, Trainer
 from ..train.probe import Comparison, as_metrics
+from ..transport.signals import heeding_signals
+from ..transport.world import World
 from .console import people
 from .prepare import PreparedRun, loaders, make_run
 from .progress import Display, Silent, display_for
-from .ranks import agree, gather, rank
+from .ranks import all_ranks, restarts
 from .stopping import stop_file
 
 __all__ = ["SessionOptions", "train_session"]
@@ -37,8 +44,9 @@ class SessionOptions:
     **Arguments:**
 
     - `folder`: of the run; exists.
-    - `resume`: continue from the checkpoint in it.
-    - `save_every`: epochs between checkpoints; 0 for one at the end only. Each empties the pipeline.
+    - `resume`: the checkpoint to continue from.
+    - `save_every`: as `Trainer` takes it; there is one at the end in any case.
+    - `keep_last`, `keep_best`: so many checkpoints stay, as `Checkpoints` takes it.
     - `people_on_stderr`: whether stdout belongs to a machine.
     - `silent`: show nothing.
     - `probe_every`: updates between comparisons of the gradients with backpropagation; 0 for none.
@@ -47,19 +55,18 @@ class SessionOptions:
     """
 
     folder: str
-    resume: bool = False
-    save_every: int = 0
+    resume: str | None = None
+    save_every: str | None = None
+    keep_last: int = 2
+    keep_best: int = 0
     people_on_stderr: bool = False
     silent: bool = False
     probe_every: int = 0
     recalibrate: int = 0
 
-    @property
-    def last(self) -> Path:
-        """The newest checkpoint."""
-        return Path(self.folder) / "last"
 
-
+_OF_EPOCHS = ("epoch/number", "train/epoch_loss", "train/samples_per_second")
+_UPDATE = "measured/update"
 _MEASURED = (
     "staleness",
     "predicted_staleness",
@@ -84,19 +91,20 @@ def train_session(
     **Returns:** the summary that is also written to `summary.json`, on every rank.
     """
     torch.set_num_threads(prepared.config.run.threads)
-    leads = rank() == 0
-    train, test = (data or loaders(prepared.config)) if leads or prepared.method.reads_on_every_rank else (None, None)
-    metrics = Metrics(options.folder) if leads else None
-    try:
+    with all_ranks() as world:
+        reads = world.rank == 0 or prepared.method.reads_on_every_rank
+        train, test = (data or loaders(prepared.config)) if reads else (None, None)
         # Some methods build networks that fit the data, and every rank must build the same.
-        sample = agree(train.batch(0, 0) if train is not None else None)
+        sample = world.broadcast(train.batch(0, 0) if train is not None else None)
         own = prepared.method.probing(options.probe_every) if options.probe_every else None
         with make_run(prepared, sample, method=own or prepared.method) as run:
-            session = _Session(prepared, options, run, metrics, probes=options.probe_every > 0 and own is None)
-            return session.train(train, test)
-    finally:
-        if metrics is not None:
-            metrics.close()
+            session = _Session(prepared, options, run, world, probes=options.probe_every > 0 and own is None)
+            try:
+                # Around all of it: a request that comes twice may come again when training is over.
+                with heeding_signals(run.request_stop):
+                    return session.train(train, test)
+            finally:
+                session.close()
 
 
 class _TimedLoader:
@@ -121,6 +129,9 @@ class _TimedLoader:
     def set_epoch(self, epoch: int) -> None:
         self.loader.set_epoch(epoch)
 
+    def seek(self, epoch: int, samples: int) -> None:
+        self.loader.seek(epoch, samples)
+
     @property
     def per_batch(self) -> float:
         """Mean seconds per batch."""
@@ -128,12 +139,17 @@ class _TimedLoader:
 
 
 class _Session:
-    def __init__(
-        self, prepared: PreparedRun, options: SessionOptions, run: Run, metrics: Metrics | None, probes: bool
-    ) -> None:
-        self.prepared, self.options, self.run, self.metrics = prepared, options, run, metrics
-        self.trainer = Trainer(run)
+    def __init__(self, prepared: PreparedRun, options: SessionOptions, run: Run, world: World, probes: bool) -> None:
+        self.prepared, self.options, self.run, self.world = prepared, options, run, world
+        folder = checkpoints_in(options.folder)
+        # What an earlier session has marked as the best is not for this one to delete.
+        best = options.keep_best or int(Checkpoints(folder).best() is not None)
+        self.checkpoints = Checkpoints(folder, options.keep_last, best)
+        self.trainer = Trainer(run, self.checkpoints, options.save_every)
+        self.metrics: Metrics | None = None
+        # Of this session, and the last one before it.
         self.epochs: list[Epoch] = []
+        self._before: list[Epoch] = []
         self.bubbles: list[list[float]] = []
         self.stages: list[dict[str, Any]] = []
         self.found: list[StageStatistics] = []
@@ -149,26 +165,39 @@ class _Session:
 
     def train(self, train: Loader | None, test: Loader | None) -> dict[str, Any]:
         start = time.perf_counter()
-        if self.options.resume:
-            self._resume(train)
+        self._resume()
+        if self.world.rank == 0:
+            self.metrics = Metrics(self.options.folder)
         if self._probes:
             self.run.probe_gradients(every=self.options.probe_every, on_found=self._on_probe)
-        left = self.prepared.config.run.epochs - self.trainer.epochs
         self.display = self._display()
         self._since = time.perf_counter()
-        asked = stop_file(self.options.folder).exists
         try:
-            self._source = _TimedLoader(train) if train is not None else None
-            done = self.trainer.fit(
-                self._source, left, test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked
-            )
+            number = self._fit(train, test)
         finally:
             self.display.close()
-        self.trainer.save(self.options.last)
-        finished = len(done) == left
-        if finished and self.options.recalibrate:
+        if number is None and self.options.recalibrate:
             self._recalibrate(train, test)
-        return self._close("finished" if finished else "interrupted", time.perf_counter() - start)
+        return self._close(number, time.perf_counter() - start)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def _fit(self, train: Loader | None, test: Loader | None) -> int | None:
+        """Train to the end and leave a checkpoint. **Returns:** why it was cut short: a signal, 0 for the file."""
+        self._source = _TimedLoader(train) if train is not None else None
+        epochs, asked = self.prepared.config.run.epochs, stop_file(self.options.folder).exists
+        try:
+            done = self.trainer.fit(
+                self._source, until=epochs, eval_loader=test, on_step=self._on_step, on_epoch=self._on_epoch, stop=asked
+            )
+        except Interrupted as request:
+            return request.number
+        finished = self.trainer.epochs >= epochs
+        self.trainer.save(score=done[-1].score if done and finished else None)
+        return None if finished else 0
 
     def _recalibrate(self, train: Loader | None, test: Loader | None) -> None:
         """Evaluate once more, with statistics of batch norm that the network itself would have had."""
@@ -191,29 +220,27 @@ class _Session:
 
     # ----------------------------------------------------------------- resume
 
-    def _resume(self, train: Loader | None) -> None:
-        """Weights, optimizer, counters, and the place in the data after the last batch that was fed."""
-        self.trainer.load(self.options.last)
-        if self.trainer.epochs >= self.prepared.config.run.epochs:
-            raise ConfigError(
-                f"{self.options.folder} has been trained for {self.trainer.epochs} epochs already: raise --epochs to "
-                "go on"
-            )
-        self._step = int(checkpoint.state(self.options.last)["loop"]["batches"])
-        if (problem := agree(self._enter_epoch(train) if train is not None else None)) is not None:
-            raise ConfigError(problem)
-
-    def _enter_epoch(self, train: Loader) -> str | None:
-        """Go to the first batch that was not fed. **Returns:** what is wrong if there is no such place."""
-        samples = self.trainer.samples_into_epoch
-        batch, surplus = divmod(samples, train.batch_size)
-        if surplus or batch >= len(train):
-            return (
-                f"{self.options.folder} was stopped after {samples} samples of epoch {self.trainer.epochs + 1}, and "
-                f"no batch of {train.batch_size} begins there: continue it with the batch size and data it had"
-            )
-        train.load_state_dict(train.state_dict() | {"epoch": self.trainer.epochs, "batch": batch})
-        return None
+    def _resume(self) -> None:
+        """Go on from a checkpoint, if there is one to go on from, in the metrics as well."""
+        trainer, asked = self.trainer, self.options.resume
+        # Started anew, the ranks may find a newer one than they were sent to.
+        again = restarts() > 0 and trainer.resume("latest")
+        if not again and asked is not None:
+            trainer.resume(asked)
+            if trainer.epochs >= self.prepared.config.run.epochs:
+                raise ConfigError(
+                    f"{self.options.folder} has been trained for {trainer.epochs} epochs already: raise --epochs to "
+                    "go on"
+                )
+            if self.world.rank == 0:
+                # An older one may have been asked for, and whoever is started anew must find that.
+                self.checkpoints.go_back(self.run.batches)
+        self._step = self.run.batches
+        if self.world.rank != 0:
+            return
+        rows = metrics.rewind(self.options.folder, self._step, trainer.epochs)
+        self._measured = max((int(row[_UPDATE]) for row in rows if _UPDATE in row), default=-1)
+        self._before = [_epoch_in(row) for row in rows if "epoch/number" in row][-1:]
 
     # -------------------------------------------------------------- callbacks
 
@@ -238,34 +265,31 @@ class _Session:
         self._measure()
         self.display.epoch(epoch, max(stage["staleness"] for stage in self.stages))
         if self.metrics is not None:
+            # Before all else that belongs to the end of an epoch: what is dropped on resuming begins here.
             self.metrics.log(self._step, self._numbers(epoch))
-        if self.options.save_every and (epoch.epoch + 1) % self.options.save_every == 0:
-            self.trainer.save(self.options.last)
+        self._log_measurements()
         self._since = time.perf_counter()
 
     def _measure(self) -> None:
         """Staleness and memory so far; bubble of this epoch alone, since evaluation is not idleness."""
         found = self.found = self.run.statistics()
         mine = [e for e in self.run.events if e.start >= self._since]
-        idle = gather(bubble(mine, {e.stage for e in mine}))
+        idle = self.world.gather(bubble(mine, {e.stage for e in mine}))
         self.bubbles.append(idle)
         self.stages = [{**_as_row(stage), "bubble": idle[stage.rank]} for stage in found]
-        self._log_measurements()
+        self.statistics = self.run.method_statistics()
         self.special = {name: value for part in self.statistics for name, value in part.metrics().items()}
 
     def _log_measurements(self) -> None:
-        """What the method measured of itself since the last call."""
-        self.statistics = self.run.method_statistics()
+        """What the method measured of itself since the last time."""
         for numbers in self.prepared.method.measurements(self.statistics, after=self._measured):
-            self._measured = int(numbers["measured/update"])
+            self._measured = int(numbers[_UPDATE])
             if self.metrics is not None:
                 self.metrics.log(self._step, numbers)
 
     def _numbers(self, epoch: Epoch) -> dict[str, float]:
         numbers: dict[str, float] = {
-            "epoch/number": epoch.epoch + 1,
-            "train/epoch_loss": epoch.loss,
-            "train/samples_per_second": epoch.samples_per_second,
+            **dict(zip(_OF_EPOCHS, (epoch.epoch + 1, epoch.loss, epoch.samples_per_second), strict=True)),
             **{f"eval/{name}": value for name, value in epoch.evaluation.items()},
         }
         for stage in self.stages:
@@ -274,38 +298,43 @@ class _Session:
 
     # -------------------------------------------------------------------- end
 
-    def _close(self, status: str, seconds: float) -> dict[str, Any]:
-        events = sorted((e for part in gather(self.run.events) for e in part), key=lambda e: e.start)
+    def _close(self, number: int | None, seconds: float) -> dict[str, Any]:
+        events = sorted((e for part in self.world.gather(self.run.events) for e in part), key=lambda e: e.start)
+        self.statistics = self.run.method_statistics()
         self._log_measurements()
-        summary = self._summary(status, seconds)
+        summary = self._summary(number, seconds)
         self._log_probes()
         if self.metrics is not None:
             folder = Path(self.options.folder)
             _write_events(folder / "events.jsonl", events)
             if self._probes:
-                probe_figure(read_probe(folder)).savefig(folder / "probe.png", dpi=140)
+                _draw(folder / "probe.png", probe_figure(read_probe(folder)))
             self._draw_reconstruction(folder)
-            if measures := measures_of(read(folder)):
-                measures_figure({"": measures}).savefig(folder / "measures.png", dpi=140)
-            (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+            if measures := measures_of(metrics.read(folder)):
+                _draw(folder / "measures.png", measures_figure({"": measures}))
+            with optional_file(folder / "summary.json") as draft:
+                draft.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         return summary
 
     def _draw_reconstruction(self, folder: Path) -> None:
         if any(stage.reconstruction for stage in self.found):
             figure = reconstruction_figure(self.found, per_update=self.prepared.method.per_update)
-            figure.savefig(folder / "reconstruction.png", dpi=140)
+            _draw(folder / "reconstruction.png", figure)
 
-    def _summary(self, status: str, seconds: float) -> dict[str, Any]:
-        config, last = self.prepared.config, self.epochs[-1] if self.epochs else None
+    def _summary(self, number: int | None, seconds: float) -> dict[str, Any]:
+        config, epochs = self.prepared.config, self.epochs or self._before
+        last = epochs[-1] if epochs else None
         evaluation = last.evaluation if last is not None else {}
         # The first epoch fills the pipeline and warms caches; it counts only if it is all there is.
-        steady = self.epochs[1:] or self.epochs
+        steady = epochs[1:] or epochs
         bubbles = self.bubbles[1:] or self.bubbles
         per_rank = [stats.median(column) for column in zip(*bubbles, strict=True)]
         speed = stats.median(e.samples_per_second for e in steady) if steady else None
         data = self._source.per_batch if self._source is not None else 0.0
         return {
-            "status": status,
+            "status": "finished" if number is None else "interrupted",
+            "signal": number or None,
+            "restarts": restarts(),
             "method": config.method.name,
             "method_in_full": repr(self.prepared.method),
             "model": config.model.name,
@@ -324,7 +353,7 @@ class _Session:
             "bubble": stats.mean(per_rank) if per_rank else None,
             "seconds": seconds,
             "stages": [{**stage, "bubble": per_rank[stage["rank"]]} for stage in self.stages],
-            "notes": list(dict.fromkeys(note for notes in gather(self.run.notes) for note in notes)),
+            "notes": list(dict.fromkeys(note for notes in self.world.gather(self.run.notes) for note in notes)),
             **self.recalibrated,
             "measures": dict(self.prepared.method.measures),
             "remarks": [],
@@ -337,10 +366,22 @@ def _as_row(stage: StageStatistics) -> dict[str, Any]:
     return {name: value for name, value in asdict(stage).items() if isinstance(value, int | float | None)}
 
 
+def _epoch_in(row: Mapping[str, Any]) -> Epoch:
+    """The epoch whose end a line of metrics is about."""
+    evaluation = {name.removeprefix("eval/"): value for name, value in row.items() if name.startswith("eval/")}
+    number, loss, speed = (row.get(name, math.nan) for name in _OF_EPOCHS)
+    return Epoch(int(number) - 1, loss, 0, speed, evaluation)
+
+
+def _draw(path: Path, figure: Figure) -> None:
+    with optional_file(path) as draft:
+        figure.savefig(draft, dpi=140)
+
+
 def _write_events(path: Path, events: Sequence[Event]) -> None:
     """One line per action; times in seconds since the first one."""
     origin = events[0].start if events else 0.0
-    with path.open("w", encoding="utf-8") as file:
+    with optional_file(path) as draft, draft.open("w", encoding="utf-8") as file:
         for event in events:
             shifted = event._replace(start=round(event.start - origin, 7), end=round(event.end - origin, 7))
             file.write(json.dumps(shifted._asdict()) + "\n")

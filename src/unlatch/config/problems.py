@@ -104,4 +104,5 @@ def _unknown(path: str, location: tuple[Any, ...], sections: Mapping[str, set[st
 def _show(value: Any) -> str:
     kind = _KINDS.get(type(value), type(value).__name__)
     shown = repr(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else str(value).lower()
+    shown = shown if len(shown) <= 100 else f"{shown[:60]}... ({len(shown)} characters)"
     return f"{shown} ({kind})" if isinstance(value, str | int | float | bool) else f"a {kind}"

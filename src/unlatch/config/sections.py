@@ -21,7 +21,8 @@ from .problems import hint
 __all__ = ["Config", "Data", "LRSettings", "Method", "Model", "OptimizerSettings", "RunSettings"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
+#: Counts beyond it are slips of the hand that would only show after a long wait.
+Positive = Annotated[int, Field(gt=0, le=10**9)]
 
 
 class _Section(BaseModel):
@@ -126,13 +127,14 @@ class RunSettings(_Section):
     stages: Positive = 1
     processes: Positive = 1  # 1: inline
     epochs: Positive = 1
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # what torch takes
     precision: Literal["fp32", "bf16"] = "fp32"
     loss: str = "cross_entropy"
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    nonfinite: Literal["stop", "skip", "ignore"] = "stop"  # what to do about NaN and infinity
     split: Literal["auto"] | tuple[str, ...] = "auto"
     plan: str | None = None  # a file that `unlatch plan` wrote, where it places tasks (method layerpipe)
-    threads: Positive = 1  # per process
+    threads: Annotated[int, Field(gt=0, le=4096)] = 1  # per process
     out: str | None = None
 
     @field_validator("split", mode="before")

@@ -43,8 +43,9 @@ def _part(paths: dict[str, Path], part: str) -> TensorData:
     images, labels = read_idx(image_path, dimensions=3), read_idx(label_path, dimensions=1)
     if len(images) != len(labels):
         raise DataError(f"{image_path} has {len(images)} images but {label_path} has {len(labels)} labels")
-    if labels.max() > 9:
-        raise DataError(f"{label_path} is damaged: labels up to {int(labels.max())}, expected 0 to 9")
+    if not len(labels) or labels.max() > 9:
+        found = f"labels up to {int(labels.max())}" if len(labels) else "no labels"
+        raise DataError(f"{label_path} is damaged: {found}, expected 0 to 9")
     return TensorData(images.unsqueeze(1), labels.long(), 10, (0.2860,), (0.3530,), Augment(pad=2, flip=True))
 
 

@@ -109,6 +109,26 @@ class Loader:
         if epoch != self.epoch:
             self.epoch, self._next, self._resume_at = epoch, 0, 0
 
+    def seek(self, epoch: int, samples: int) -> None:
+        """Start the next iteration at this epoch, after so many samples of it.
+
+        >>> data = TensorData(torch.arange(5.0).reshape(5, 1), torch.arange(5), classes=5)
+        >>> loader = Loader(data, batch_size=2)
+        >>> loader.seek(epoch=1, samples=2)
+        >>> [y.tolist() for x, y in loader]
+        [[2, 3], [4]]
+        """
+        batch, surplus = divmod(samples, self.batch_size)
+        if samples == len(self.data):
+            batch, surplus = len(self), 0
+        if surplus or batch > len(self):
+            raise ConfigError(
+                f"no batch of {self.batch_size} begins after {samples} samples of epoch {epoch + 1}: continue with the "
+                "batch size and data of the run that was stopped there"
+            )
+        self.epoch = epoch
+        self._next = self._resume_at = batch
+
     def _identity(self) -> dict[str, int]:
         return {
             "seed": self.seed,

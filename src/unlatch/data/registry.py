@@ -64,7 +64,7 @@ def load(
     make = import_function("data set", name) if ":" in name else find("data set", name, _SETS)
     if "data_dir" in inspect.signature(make).parameters:
         options["data_dir"] = data_dir
-    train, test = _both(name, call(f"data set {name!r}", make, options))
+    train, test = _both(name, call(f"data set {name!r}", make, options, ours=":" not in name))
     if train_size is not None:
         train = train.subset(train_size, subset_seed)
     if test_size is not None:

@@ -1,9 +1,8 @@
 """Checkpoints: a folder of tensors and plain state that is either complete and unharmed, or refused by name.
 
     model.safetensors   tensors by their original names; any reader of safetensors opens it
-    optim.safetensors   optimizer tensors
-    <extra>.safetensors more tensors, if the run has any
-    state.json          format, size and SHA-256 of each file, and the state of the loop
+    <other>.safetensors more tensors: of the optimizer, of what is under way
+    state.json          format, size and SHA-256 of each file, and whatever JSON holds of the run
 
 No pickle anywhere: loading a checkpoint never runs code.
 """
@@ -13,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor
@@ -29,70 +30,96 @@ from . import durable
 __all__ = ["FORMAT", "Checkpoint", "exists", "read", "state", "write"]
 
 #: Raised when the layout changes in a way that older versions cannot read.
-FORMAT = 1
+FORMAT = 2
 
-_STATE = "state.json"
-_MODEL, _OPTIMIZER = "model", "optim"
+STATE = "state.json"
+_MODEL = "model"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _Encoded(_Strict):
+    """Of which type and shape the bytes are that stand for a tensor."""
+
+    dtype: str
+    shape: list[Annotated[int, Field(ge=0)]]
+
+
+class _File(_Strict):
+    sha256: str
+    bytes: int
+    encoded: dict[str, _Encoded] = {}
+
+
+class _Manifest(_Strict):
+    format: int
+    files: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.safetensors$")], _File]
+    state: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `read` found."""
-
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    state: dict[str, Any]
-    extra: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-
-
-def write(
-    path: str | Path,
-    *,
-    model: Mapping[str, Tensor],
-    optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    extra: Mapping[str, Mapping[str, Tensor]] | None = None,
-) -> None:
-    """Write a checkpoint folder, replacing an older one at the same place in one step.
+    """Tensors by name and by file, and plain values: what `write` is given and `read` finds.
 
     **Arguments:**
 
-    - `path`: the folder. One that exists must be a checkpoint; anything else is left alone and refused.
-    - `model`, `optimizer`: tensors by name, of any dtype, strides or device; tensors that share memory are each stored.
+    - `model`: tensors by their original names.
     - `state`: whatever JSON can hold.
-    - `extra`: further sets of tensors by file name, without suffix.
+    - `extra`: further sets of tensors, by the name of their file without suffix.
+    """
+
+    model: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+    extra: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+
+def write(path: str | Path, content: Checkpoint) -> None:
+    """Write a checkpoint folder, replacing an older one at the same place in one step.
+
+    Tensors may be of any dtype, device and dense memory order; those that share memory are each stored.
+
+    **Arguments:** `path`: the folder. One that exists must be a checkpoint; anything else is left alone and refused.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(folder + "/last", model={"w": torch.ones(2)}, optimizer={}, state={"step": 3})
+    ...     write(folder + "/last", Checkpoint({"w": torch.ones(2)}, {"step": 3}))
     ...     read(folder + "/last").state
     {'step': 3}
     """
     path = Path(path).absolute()
-    groups = {_MODEL: model, _OPTIMIZER: optimizer, **(extra or {})}
-    if extra and (bad := [name for name in extra if name in (_MODEL, _OPTIMIZER) or not name.isidentifier()]):
-        raise ValueError(
-            f"extra tensors cannot be called {bad[0]!r}: expected an identifier other than model and optim"
-        )
+    if bad := [name for name in content.extra if name == _MODEL or not name.isidentifier()]:
+        raise ValueError(f"extra tensors cannot be called {bad[0]!r}: expected an identifier other than {_MODEL}")
     # Before anything touches the disk: a state that JSON cannot hold is an error of the caller.
-    plain_state = json.loads(json.dumps(dict(state)))
+    plain_state = json.loads(json.dumps(dict(content.state)))
     _refuse_foreign(path)
+    groups = {_MODEL: content.model, **content.extra}
     with durable.replaced(path) as folder:
         files = {f"{name}.safetensors": _save(folder / f"{name}.safetensors", group) for name, group in groups.items()}
         manifest = {"format": FORMAT, "files": files, "state": plain_state}
-        text = json.dumps({"sha256": _digest(manifest), **manifest}, indent=1)
-        (folder / _STATE).write_text(text + "\n", encoding="utf-8")
+        text = json.dumps({"sha256": _digest(manifest), **manifest}, separators=(",", ":"))
+        (folder / STATE).write_text(text + "\n", encoding="utf-8")
 
 
-def read(path: str | Path) -> Checkpoint:
-    """Read a checkpoint folder, on the CPU, checking every byte.
+def read(path: str | Path, only: Container[str] | None = None) -> Checkpoint:
+    """Read a checkpoint folder, on the CPU, checking every byte that is read.
+
+    **Arguments:** `only`: names of files without suffix; all by default.
 
     **Returns:** the tensors and the state. A missing, damaged or too new checkpoint is a `CheckpointMismatch` that
     names the file at fault.
     """
     folder, manifest = _opened(path)
-    groups = {Path(name).stem: _load(folder / name, facts) for name, facts in manifest["files"].items()}
-    return Checkpoint(groups.pop(_MODEL), groups.pop(_OPTIMIZER), manifest["state"], groups)
+    if f"{_MODEL}.safetensors" not in manifest.files:
+        raise CheckpointMismatch(f"{folder / STATE}: files: expected {_MODEL}.safetensors among {list(manifest.files)}")
+    wanted = {Path(name).stem: facts for name, facts in manifest.files.items()}
+    groups = {
+        stem: _load(folder / f"{stem}.safetensors", facts)
+        for stem, facts in wanted.items()
+        if only is None or stem in only
+    }
+    return Checkpoint(groups.pop(_MODEL, {}), manifest.state, groups)
 
 
 def state(path: str | Path) -> dict[str, Any]:
@@ -100,21 +127,20 @@ def state(path: str | Path) -> dict[str, Any]:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(folder + "/last", model={"w": torch.ones(2)}, optimizer={}, state={"step": 3})
+    ...     write(folder + "/last", Checkpoint({"w": torch.ones(2)}, {"step": 3}))
     ...     state(folder + "/last")
     {'step': 3}
     """
-    found: dict[str, Any] = _opened(path)[1]["state"]
-    return found
+    return _opened(path)[1].state
 
 
-def _opened(path: str | Path) -> tuple[Path, dict[str, Any]]:
+def _opened(path: str | Path) -> tuple[Path, _Manifest]:
     """Where the files are, and what they should be."""
     path = Path(path).absolute()
     folder = durable.current(path)
     if not folder.is_dir():
-        raise CheckpointMismatch(f"{path}: no checkpoint there; expected a folder with {_STATE}")
-    return folder, _manifest(folder / _STATE)
+        raise CheckpointMismatch(f"{path}: no checkpoint there; expected a folder with {STATE}")
+    return folder, _manifest(folder / STATE)
 
 
 def exists(path: str | Path) -> bool:
@@ -123,7 +149,7 @@ def exists(path: str | Path) -> bool:
     >>> exists("nowhere")
     False
     """
-    return (durable.current(Path(path).absolute()) / _STATE).is_file()
+    return (durable.current(Path(path).absolute()) / STATE).is_file()
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -164,46 +190,56 @@ def _save(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "encoded": encoded}
 
 
-def _load(file: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+def _load(file: Path, facts: _File) -> dict[str, Tensor]:
     if not file.is_file():
         raise CheckpointMismatch(f"{file}: missing; the checkpoint is incomplete, use another one")
-    if (size := file.stat().st_size) != facts["bytes"]:
-        raise CheckpointMismatch(f"{file}: {size} bytes, expected {facts['bytes']}; it is cut off or was replaced")
+    if (size := file.stat().st_size) != facts.bytes:
+        raise CheckpointMismatch(f"{file}: {size} bytes, expected {facts.bytes}; it is cut off or was replaced")
     with file.open("rb") as handle:
-        if hashlib.file_digest(handle, "sha256").hexdigest() != facts["sha256"]:
+        if hashlib.file_digest(handle, "sha256").hexdigest() != facts.sha256:
             raise CheckpointMismatch(f"{file}: its content does not match its checksum; it is damaged or was replaced")
-    tensors = load_file(file)
-    for name, true in facts["encoded"].items():
-        dtype = getattr(torch, true["dtype"], None)
-        if not isinstance(dtype, torch.dtype):
+    try:
+        # Sums over numbers that lie elsewhere relative to a cache line may differ in the last bit.
+        tensors = {name: t.clone() for name, t in load_file(file).items()}
+    except SafetensorError as error:
+        raise CheckpointMismatch(f"{file}: is no safetensors file ({error})") from error
+    for name, true in facts.encoded.items():
+        try:
+            tensors[name] = _decode(tensors[name], true)
+        except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointMismatch(
-                f"{file}: tensor {name!r} has dtype {true['dtype']}, which this torch does not know"
-            )
-        tensors[name] = _decode(tensors[name], dtype, true["shape"])
+                f"{file}: {STATE} says that tensor {name!r} is encoded as {true}, which does not fit: {error}"
+            ) from None
     return tensors
 
 
-def _decode(data: Tensor, dtype: torch.dtype, shape: list[int]) -> Tensor:
-    # A view needs bytes aligned to the new dtype, which safetensors does not promise.
-    return data.clone().view(dtype).reshape(shape) if math.prod(shape) else torch.empty(shape, dtype=dtype)
+def _decode(data: Tensor, true: _Encoded) -> Tensor:
+    dtype = getattr(torch, true.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"this torch knows no dtype {true.dtype}")
+    return data.view(dtype).reshape(true.shape) if math.prod(true.shape) else torch.empty(true.shape, dtype=dtype)
 
 
-def _manifest(file: Path) -> dict[str, Any]:
+def _manifest(file: Path) -> _Manifest:
     if not file.is_file():
         raise CheckpointMismatch(f"{file}: missing; this is not a checkpoint, or an incomplete one")
     try:
         manifest: Any = json.loads(file.read_text(encoding="utf-8"))
         digest, written = manifest.pop("sha256"), manifest["format"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointMismatch(f"{file}: cannot be read ({error!r}); it is cut off or damaged") from error
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise CheckpointMismatch(f"{file}: cannot be read ({error!r:.100}); it is cut off or damaged") from error
     if isinstance(written, int) and written > FORMAT:
         raise CheckpointMismatch(
             f"{file}: format {written}, this version reads up to {FORMAT}; install a newer Unlatch"
         )
     if digest != _digest(manifest):
         raise CheckpointMismatch(f"{file}: its content does not match its checksum; it is damaged or was edited")
-    found: dict[str, Any] = manifest
-    return found
+    try:
+        return _Manifest.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CheckpointMismatch(f"{file}: {place}: {first['msg']}, got {first['input']!r:.60}") from None
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["current", "replaced", "sync"]
+__all__ = ["current", "replaced", "sync", "write_text"]
 
 
 @contextlib.contextmanager
@@ -53,9 +53,17 @@ def current(path: Path) -> Path:
     return aside if not path.exists() and aside.exists() else path
 
 
-def sync(folder: Path) -> None:
+def write_text(file: Path, text: str) -> None:
+    """Write a small file whole: whoever reads it sees the old text or the new one."""
+    draft = file.with_name(f".{file.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    _sync_one(draft)
+    os.replace(draft, file)
+
+
+def sync(folder: Path, *, files: bool = True) -> None:
     """Flush the files of a folder and the folder itself to disk."""
-    for file in sorted(p for p in folder.iterdir() if p.is_file()):
+    for file in sorted(p for p in folder.iterdir() if p.is_file()) if files else ():
         _sync_one(file)
     _sync_one(folder)
 

@@ -275,6 +275,15 @@ class Method(ABC):
         return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """All options by name: `get(method.name, **method.arguments)` is the same method.
+
+        >>> get("pipedream", microbatches=2).arguments["microbatches"]
+        2
+        """
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+
+    @property
     def gradient(self) -> GradientKind:
         """Whose gradient a stage applies."""
         return "exact" if self.schedule(1).flushes else "late"

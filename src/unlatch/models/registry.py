@@ -105,7 +105,7 @@ def build(name: str, **options: Any) -> nn.Module:
     14
     """
     make = import_function("model", name) if ":" in name else find("model", name, _MODELS).make
-    model: nn.Module = call(f"model {name!r}", make, options)
+    model: nn.Module = call(f"model {name!r}", make, options, ours=":" not in name)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r} returned {type(model).__name__}: expected a torch.nn.Module")
     return model

@@ -8,6 +8,7 @@ beside tensors; they are part of the structure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from reprlib import repr as shorten
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from ..errors import ShapeMismatch
 __all__ = [
     "Structure",
     "Tree",
+    "aligned",
     "batch_size",
     "copied",
     "flatten",
@@ -31,6 +33,8 @@ Tree: TypeAlias = Any
 Structure: TypeAlias = str | list[Any]
 
 _TENSOR = "tensor"
+# Where torch's own memory begins: at a multiple of so many bytes.
+_ALIGNMENT = 64
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
@@ -79,14 +83,19 @@ def unflatten(structure: Structure, tensors: Sequence[Tensor]) -> Tree:
     try:
         tree = _assemble(structure, remaining)
     except StopIteration:
-        raise ShapeMismatch(f"{len(tensors)} tensors are too few for the structure {structure}") from None
+        raise ShapeMismatch(f"{len(tensors)} tensors are too few for the structure {shorten(structure)}") from None
+    except (IndexError, KeyError, TypeError, ValueError, RecursionError):
+        # It may have come over a wire or from a file.
+        raise ShapeMismatch(f"{shorten(structure)} is not the structure of a tree") from None
     if next(remaining, None) is not None:
-        raise ShapeMismatch(f"{len(tensors)} tensors are too many for the structure {structure}")
+        raise ShapeMismatch(f"{len(tensors)} tensors are too many for the structure {shorten(structure)}")
     return tree
 
 
 def _assemble(structure: Structure, tensors: Iterator[Tensor]) -> Tree:
     if isinstance(structure, str):
+        if structure != _TENSOR:
+            raise ValueError("of no known kind")
         return next(tensors)
     kind, children = structure[0], structure[1:]
     # Comprehensions, not generator expressions: StopIteration must get through when tensors run out.
@@ -96,9 +105,9 @@ def _assemble(structure: Structure, tensors: Iterator[Tensor]) -> Tree:
         return [_assemble(child, tensors) for child in children]
     if kind == "dict":
         return {key: _assemble(child, tensors) for key, child in children}
-    if kind == "constant":
+    if kind == "constant" and len(children) == 1 and type(children[0]) in _CONSTANTS:
         return children[0]
-    raise ShapeMismatch(f"{structure!r} is not the structure of a tree")
+    raise ValueError("of no known kind")
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
@@ -155,6 +164,17 @@ def copied(tree: Tree) -> Tree:
         return known[key]
 
     return map_tensors(copy, tree)
+
+
+def aligned(t: Tensor) -> Tensor:
+    """The same values where torch would have put them: matrix products may depend on it in the last bit.
+
+    >>> import torch
+    >>> x = torch.zeros(100)
+    >>> aligned(x) is x, aligned(x[3:]).storage_offset()
+    (True, 0)
+    """
+    return t if t.data_ptr() % _ALIGNMENT == 0 else t.clone()
 
 
 def tree_bytes(tree: Tree) -> int:

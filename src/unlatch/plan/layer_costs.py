@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, PlainValidator, TypeAdapter, ValidationError
 
 from ..errors import PlanError
+from ..io.json_file import read_json
 from ..lookup import did_you_mean
-from .json_file import read_json
 
 __all__ = [
     "LayerCost",
@@ -70,10 +72,45 @@ class LayerCost:
 #: Costs between which all planners compute without overflow.
 SMALLEST, LARGEST = 1e-100, 1e100
 
-_REQUIRED = ("name", "F", "D", "G")
 _TIMES = ("F", "D", "G", "hadamard")
 _BYTES = ("activation_bytes", "weight_bytes", "kept_bytes")
-_KNOWN = ("name", *_TIMES, *_BYTES)
+
+
+def _cost(value: object) -> int | float:
+    """A number of a file, whole if it is written so; planners compute exactly with whole ones."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"must be a number, got {_short(value)}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"must be finite and not negative, got {_short(value)}")
+    if value and not SMALLEST <= value <= LARGEST:
+        raise ValueError(
+            f"must be 0 or between {SMALLEST:g} and {LARGEST:g}, where sums and quotients are safe, got "
+            f"{_short(value)}: choose another unit"
+        )
+    return value
+
+
+_Cost = Annotated[int | float, PlainValidator(_cost)]
+
+
+class _Layer(BaseModel):
+    """A `LayerCost` as JSON: nothing is converted, nothing unknown is passed over."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str
+    F: _Cost
+    D: _Cost
+    G: _Cost
+    activation_bytes: _Cost = 0
+    weight_bytes: _Cost = 0
+    hadamard: _Cost = 0
+    kept_bytes: _Cost | None = None
+
+
+_FILE = TypeAdapter(list[_Layer])
+_KNOWN = tuple(_Layer.model_fields)
+_REQUIRED = tuple(name for name, field in _Layer.model_fields.items() if field.is_required())
 
 
 def as_chain(costs: Sequence[LayerCost]) -> list[LayerCost]:
@@ -144,14 +181,19 @@ def layer_costs_from_json(data: Any, source: str = "costs") -> list[LayerCost]:
             f'..., "weight_bytes": ...}}, ...], got {"an empty list" if data == [] else type(data).__name__}'
         )
     try:
-        layers = as_chain([_layer(entry, position) for position, entry in enumerate(data)])
+        found = _FILE.validate_python([_without_input_gradient(data[0]), *data[1:]])
+        layers = as_chain([LayerCost(**dict(one)) for one in found])
+    except ValidationError as error:
+        first, *others = [_explain(problem, data) for problem in error.errors(include_url=False)]
+        more = f" (and {len(others)} more)" if others else ""
+        raise PlanError(f"{source}: {first}{more}") from None
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
-    first: dict[str, int] = {}
+    places: dict[str, int] = {}
     for position, layer in enumerate(layers):
-        if first.setdefault(layer.name, position) != position:
+        if places.setdefault(layer.name, position) != position:
             raise PlanError(
-                f"{source}: layers {first[layer.name]} and {position} are both called {layer.name!r}: "
+                f"{source}: layers {places[layer.name]} and {position} are both called {layer.name!r}: "
                 "plans name layers, so give each a name of its own"
             )
     return layers
@@ -170,7 +212,7 @@ def layer_costs_to_json(costs: Sequence[LayerCost]) -> list[dict[str, Any]]:
 
 def read_layer_costs(path: str | Path) -> list[LayerCost]:
     """Layer costs from a JSON file."""
-    return layer_costs_from_json(read_json(path, "costs file"), str(path))
+    return layer_costs_from_json(read_json(path, "costs file", PlanError), str(path))
 
 
 def write_layer_costs(path: str | Path, costs: Sequence[LayerCost]) -> None:
@@ -179,34 +221,25 @@ def write_layer_costs(path: str | Path, costs: Sequence[LayerCost]) -> None:
     Path(path).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _layer(entry: Any, position: int) -> LayerCost:
-    name = entry.get("name") if isinstance(entry, Mapping) else None
-    where = _where(position, name)
-    if not isinstance(entry, Mapping):
-        raise PlanError(f"{where}: expected an object with {', '.join(_REQUIRED)}, got {type(entry).__name__}")
-    for key in entry:
-        if key not in _KNOWN:
-            raise PlanError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), _KNOWN)} Known: {', '.join(_KNOWN)}")
-    # The first layer's D is ignored, so it may be missing.
-    missing = [key for key in _REQUIRED if key not in entry and not (key == "D" and position == 0)]
-    if missing:
-        raise PlanError(f"{where}: {', '.join(missing)} missing; a layer needs {', '.join(_REQUIRED)}")
-    if not isinstance(name, str):
-        raise PlanError(f"{where}: name must be a text, got {_short(name)}")
-    numbers = {key: value for key, value in entry.items() if key != "name"}
-    if position == 0:
-        numbers |= {"D": 0, "hadamard": 0}
-    for key, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise PlanError(f"{where}: {key} must be a number, got {_short(value)}")
-        if not 0 <= value < math.inf:
-            raise PlanError(f"{where}: {key} must be finite and not negative, got {_short(value)}")
-        if value and not SMALLEST <= value <= LARGEST:
-            raise PlanError(
-                f"{where}: {key} must be 0 or between {SMALLEST:g} and {LARGEST:g}, where sums and quotients are safe, "
-                f"got {_short(value)}: choose another unit"
-            )
-    return LayerCost(name, **numbers)
+def _without_input_gradient(entry: Any) -> Any:
+    """The first layer has no D, whatever a file says of it."""
+    return {**entry, "D": 0, "hadamard": 0} if isinstance(entry, Mapping) else entry
+
+
+def _explain(problem: Mapping[str, Any], data: Sequence[Any]) -> str:
+    position, *key = problem["loc"]
+    entry, field = data[position], str(key[0]) if key else ""
+    where = _where(position, entry.get("name") if isinstance(entry, Mapping) else None)
+    match problem["type"]:
+        case "model_type":
+            return f"{where}: expected an object with {', '.join(_REQUIRED)}, got {type(entry).__name__}"
+        case "missing":
+            return f"{where}: {field} missing; a layer needs {', '.join(_REQUIRED)}"
+        case "extra_forbidden" | "invalid_key":
+            return f"{where}: unknown key {_short(field)}.{did_you_mean(field, _KNOWN)} Known: {', '.join(_KNOWN)}"
+        case "value_error":
+            return f"{where}: {field} {problem['ctx']['error']}"
+    return f"{where}: {field} must be a text, got {_short(problem['input'])}"
 
 
 def _where(position: int, name: object) -> str:

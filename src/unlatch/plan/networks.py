@@ -173,7 +173,7 @@ def network_shapes(name: str, **options: bool) -> list[LayerShape]:
     >>> round(sum(layer.macs for layer in network_shapes("vgg16")) / 1e9, 3)
     15.47
     """
-    return call(f"network {name!r}", find("network", name, _NETWORKS), options)
+    return call(f"network {name!r}", find("network", name, _NETWORKS), options, ours=True)
 
 
 # ------------------------------------------------------------ what tasks cost

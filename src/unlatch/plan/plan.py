@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from ..errors import PlanError
@@ -145,9 +145,11 @@ class Plan:
     def _stage_lines(self) -> list[str]:
         unit, scale = ("ms/micro-batch", 1e3) if self.measured else ("relative cost", 1 / float(sum(self.loads) or 1))
         rows = [("stage", "blocks", "parameters", unit)]
-        for stage, (names, load) in enumerate(zip(self.stages, self.loads, strict=True)):
+        # Replicas of a stage stand side by side, and each has the same load.
+        firsts = accumulate(self.replicas or [1] * len(self.starts), initial=0)
+        for stage, (names, first) in enumerate(zip(self.stages, firsts, strict=False)):
             span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
-            rows.append((str(stage), span, self._parameters(stage), f"{load * scale:.3g}"))
+            rows.append((str(stage), span, self._parameters(stage), f"{self.loads[first] * scale:.3g}"))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         sides = list(zip("><>>", widths, strict=True))
         return ["  ".join(f"{cell:{side}{n}}" for cell, (side, n) in zip(row, sides, strict=True)) for row in rows]

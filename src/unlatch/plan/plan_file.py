@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..config.problems import explain
 from ..errors import PlanError
+from ..io.json_file import read_json
 from ..lookup import did_you_mean
-from .json_file import read_json
 from .layer_costs import plain
 from .plan import Plan
 from .tasks import MODES, Task, TaskKind, by_task
@@ -143,7 +143,7 @@ def read_plan(path: str | Path, method: str | None = None) -> Plan:
 
     **Arguments:** `method`: which one of a ranking (`--method auto`); the best by default.
     """
-    data, source = read_json(path, "plan file"), str(path)
+    data, source = read_json(path, "plan file", PlanError), str(path)
     if not isinstance(data, Mapping) or not isinstance(data.get("method"), str):
         got = f"method {data.get('method')!r}" if isinstance(data, Mapping) else f"a {type(data).__name__}"
         raise PlanError(f"the plan file {path} is none: expected what `unlatch plan --json` prints, got {got}")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..io.space import bytes_text
 from .record import Record
-from .table import Table, bytes_text, number_text
+from .table import Table, number_text
 
 __all__ = ["Row", "comparison_table", "rows_of"]
 

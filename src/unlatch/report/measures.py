@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,8 @@ def measures_of(rows: Iterable[Mapping[str, Any]]) -> Measures:
     """
     found: Measures = {}
     for row in rows:
-        for name, value in row.items() if _UPDATE in row else ():
+        # Files can be edited: a row without the number of an update has no place in a picture.
+        for name, value in row.items() if math.isfinite(row.get(_UPDATE, math.nan)) else ():
             if match := _NAME.fullmatch(name):
                 found.setdefault(match[2], {}).setdefault(int(match[1]), []).append((int(row[_UPDATE]), value))
     return found

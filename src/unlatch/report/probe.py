@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ def _from_row(row: Mapping[str, Any]) -> list[Comparison]:
     return [
         Comparison(int(row["probe/update"]), stage, reference, **values)  # type: ignore[arg-type]
         for (stage, reference), values in found.items()
+        if math.isfinite(row.get("probe/update", math.nan)) and values.keys() == dict(_MEASURES).keys()
     ]
 
 

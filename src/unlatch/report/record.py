@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..config.problems import explain
 from ..errors import ConfigError
 from ..io import metrics
+from ..io.json_file import read_json
 from ..runtime.events import Event
 from .measures import Measures, measures_of
 
@@ -18,6 +21,47 @@ __all__ = ["Record", "read_run"]
 
 #: Enough for a picture of the beginning; a run may have recorded a hundred times as many.
 _FEW = 4000
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class _Open(BaseModel):
+    """What is read of a file; it may say more."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class _Stage(_Open):
+    staleness: float
+    predicted_staleness: float
+    peak_bytes: Count
+    weight_copies: Count
+    reconstruction_error: float | None = None
+
+
+class _Summary(_Open):
+    method: str
+    processes: Count
+    accuracy: float | None
+    samples_per_second: Annotated[float, Field(ge=0)] | None
+    bubble: float | None
+    stages: list[_Stage]
+    remarks: list[str] = []
+    measures: dict[str, str] = {}
+
+
+class _Action(_Open):
+    """An `Event` as a line of `events.jsonl`."""
+
+    stage: Annotated[int, Field(ge=0, lt=100_000)]
+    kind: str
+    batch: int
+    version: int
+    start: Seconds
+    end: Seconds
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -54,30 +98,42 @@ def read_run(folder: str | Path) -> Record:
     file = folder / "summary.json"
     if not file.is_file():
         raise ConfigError(f"{folder}: not a finished run; expected a folder with summary.json")
+    summary = _object(file)
+    _valid(_Summary, str(file), summary)
     rows = metrics.read(folder)
     return Record(
         folder=folder,
-        summary=_json(file),
+        summary=summary,
         losses=tuple((row["step"], row["train/loss"]) for row in rows if "train/loss" in row),
         epochs=tuple(row for row in rows if "epoch/number" in row),
         measures=measures_of(rows),
         events=tuple(islice(_events(folder / "events.jsonl"), _FEW)),
-        versions=_json(folder / "versions.json") if (folder / "versions.json").is_file() else {},
+        versions=_object(folder / "versions.json") if (folder / "versions.json").is_file() else {},
     )
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: not readable as JSON ({error}); was it cut off or edited?") from error
+def _object(file: Path) -> dict[str, Any]:
+    found = read_json(file, "file", ConfigError)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: expected a JSON object, got {type(found).__name__}; was it edited?")
     return found
+
+
+M = TypeVar("M", bound=_Open)
+
+
+def _valid(model: type[M], source: str, data: Any) -> M:
+    try:
+        # Lines of events come as bytes.
+        return model.model_validate_json(data) if isinstance(data, bytes) else model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {explain(error)[0]}; was it cut off or edited?") from None
 
 
 def _events(file: Path) -> Iterator[Event]:
     if not file.is_file():
         return
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield Event(**json.loads(line))
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                yield Event(**dict(_valid(_Action, f"{file}, line {number}", line)))

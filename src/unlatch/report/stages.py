@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .table import Table, bytes_text, number_text
+from ..io.space import bytes_text
+from .table import Table, number_text
 
 __all__ = ["stage_table"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Table", "bytes_text", "number_text"]
+__all__ = ["Table", "number_text"]
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,3 @@ def number_text(value: Any, form: str = ",.0f") -> str:
     ('1,234', '-')
     """
     return "-" if value is None else format(value, form)
-
-
-def bytes_text(count: float) -> str:
-    """Bytes in the unit that suits.
-
-    >>> [bytes_text(n) for n in (0, 900, 3_211_648, 5e9)]
-    ['0 B', '900 B', '3.2 MB', '5.0 GB']
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"

@@ -18,27 +18,29 @@ the mail.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, StageFailed, TransportError, UnlatchError
-from ..nn.tree import batch_size, copied, map_tensors, split_batch
+from ..errors import ConfigError, DataError, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
+from ..io.space import bytes_text
+from ..nn.tree import aligned, batch_size, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Kind, Schedule
 from ..transport.mail import Mail, Message, Micro
+from ..transport.memory import TAKES_LESS, is_out_of_memory, most_held
 from ..transport.wire import dense_tree
 from .events import Event, Recorder
 from .stage import Stage
 from .station import Operation, Station
 
-__all__ = ["Engine", "Finished"]
+__all__ = ["Engine", "Finished", "Order"]
 
 #: Plain numbers that say how far an engine is.
 _PROGRESS = (
     "batches",
-    "handled",
     "_origin",
     "_fed",
     "_done",
@@ -47,6 +49,13 @@ _PROGRESS = (
     "_batch_loss",
     "_batch_samples",
 )
+
+
+class Order(StrEnum):
+    """What the leading process tells all others instead of a batch."""
+
+    END = "end"
+    SAVE = "save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,8 @@ class Engine:
         self.mean_loss = mean_loss
         self.recorder = recorder or Recorder()
         self.batches = 0
+        #: Whether gradients are looked at after every entry, so that one that is not finite is traced to its batch.
+        self.careful = False
         #: The process of each station.
         self.devices = devices or (0,) * schedule.stations
         operations = {index: station.operations() for index, station in self.stations.items()}
@@ -157,6 +168,12 @@ class Engine:
             is_gradient=entry.kind.cost in ("backward", "weight gradient"),
         )
 
+    def wrap(self, around: Callable[[Station, Entry, Operation], Operation]) -> None:
+        """Replace what stations do for each entry by what `around` makes of it; before the first batch."""
+        for task in self._tasks:
+            if task is not None:
+                task.work = around(task.station, task.entry, task.work)
+
     @property
     def stages(self) -> dict[int, Stage]:
         """The stages that live in this process, by station."""
@@ -164,17 +181,18 @@ class Engine:
 
     # -------------------------------------------------------------- one batch
 
-    def step(self, x: Any = None, y: Any = None) -> list[Finished] | None:
+    def step(self, x: Any = None, y: Any = None) -> list[Finished] | Order:
         """Feed one batch. Only a process that `leads` looks at `x` and `y`; the others learn of it by message.
 
-        **Returns:** the batches that finished, or `None` if the leading process announced the end of the data.
+        **Returns:** the batches that finished; or an order of the leading process, and then nothing was fed.
         """
         first = None
         if self._opening is not None:
             first = self.mail.peek(*self._opening)
             if first.micro is None:
-                self.announce_end()
-                return None
+                order = Order(first.control or Order.END)
+                self.announce(order)
+                return order
         if self.leads:
             count = self._enter(x, y)
         else:
@@ -191,8 +209,8 @@ class Engine:
             self._restart()
         return finished
 
-    def announce_end(self) -> None:
-        """Tell the processes that learn of batches from this one that no batch comes next."""
+    def announce(self, order: Order) -> None:
+        """Tell the processes that learn of batches from this one what to do before the next batch."""
         if self._opening is not None:
             message = self.mail.take(*self._opening)
             if message.micro is not None:
@@ -201,7 +219,7 @@ class Engine:
                     'with data="build" every rank needs a loader of the same batches'
                 )
         for name, station in self._followers:
-            self.mail.send(Message(name, station))
+            self.mail.send(Message(name, station, control=order))
 
     def drain(self) -> list[Finished]:
         """Finish every batch under way; the gradients of an incomplete accumulation are applied as they are."""
@@ -228,6 +246,11 @@ class Engine:
         """The first update that no batch fed so far contributes to."""
         return self._update + (self._in_update > 0)
 
+    @property
+    def under_way(self) -> int:
+        """Batches that were fed and are not finished, as far as this process knows of them."""
+        return len({micro.batch for micro in self._micros.values()})
+
     def counters(self) -> dict[str, int]:
         """How far the run is; meaningful only while the pipeline is empty."""
         return {"batches": self.batches, "micros": self._origin, "updates": self._update}
@@ -239,35 +262,31 @@ class Engine:
             stage.updater.version = self._update
 
     def state(self) -> dict[str, Any]:
-        """Copies of everything between two batches: stations, messages under way, and how far the run is."""
-        own = {name: getattr(self, name) for name in _PROGRESS}
+        """Everything between two batches but messages, as a tree of plain values and of the tensors in use."""
         micros = {position: asdict(micro) for position, micro in self._micros.items()}
-        rest = {
-            "progress": own,
+        return {
+            "stations": {index: station.state() for index, station in self.stations.items()},
+            "progress": {name: getattr(self, name) for name in _PROGRESS},
             "micros": micros,
             "newest": asdict(self._newest) if self._newest is not None else None,
-            "losses": self._losses,
-            "mail": self.mail.state(),
+            "losses": dict(self._losses),
             "recorder": self.recorder.state(),
         }
-        stations = {index: station.state() for index, station in self.stations.items()}
-        return {"stations": stations, **copied(rest)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the engine was whose `state` this is; it was built alike."""
+        """Continue where the engine was whose `state` this is; it was built alike. The tensors are used as they are."""
         for index, station in self.stations.items():
             station.load(state["stations"][index])
-        rest = copied({name: part for name, part in state.items() if name != "stations"})
-        for name, value in rest["progress"].items():
-            setattr(self, name, value)
+        for name in _PROGRESS:
+            setattr(self, name, state["progress"][name])
+        self._own.clear()
         self._micros.clear()
-        self._micros.update({position: Micro(**micro) for position, micro in rest["micros"].items()})
-        self._newest = Micro(**rest["newest"]) if rest["newest"] is not None else None
+        self._micros.update({position: Micro(**micro) for position, micro in state["micros"].items()})
+        self._newest = Micro(**state["newest"]) if state["newest"] is not None else None
         # Stations share this very dictionary.
         self._losses.clear()
-        self._losses.update(rest["losses"])
-        self.mail.load(rest["mail"])
-        self.recorder.load(rest["recorder"])
+        self._losses.update(state["losses"])
+        self.recorder.load(state["recorder"])
 
     def route(self, path: str | None = None) -> dict[int, Any]:
         """What evaluation runs through, by stage: the network itself, or another path that the method knows."""
@@ -291,7 +310,7 @@ class Engine:
         if len(self.stations) < self.schedule.stations:
             # It leaves this process when the sender gets to it; by then the caller may use its memory for the next one.
             y = map_tensors(Tensor.clone, y)
-        pieces = split_batch((x, y), self.microbatches)
+        pieces = [map_tensors(aligned, piece) for piece in split_batch((x, y), self.microbatches)]
         self._in_update += 1
         ends = self._in_update == self.accumulate
         for index, (xi, yi) in enumerate(pieces):
@@ -371,13 +390,22 @@ class Engine:
         station, losses = task.station, self._losses
         taken = []
         for name, receiver in task.takes:
-            message = self.mail.take(name, receiver, micro)
+            try:
+                message = self.mail.take(name, receiver, micro)
+            except PeerLost as error:
+                raise PeerLost(f"{error}. {station.title} waited for the {name} message of {micro}") from None
             if message.scalars is not None:
                 losses[micro.id] = message.scalars["loss"]
             taken.append(message.payload)
         version, start = station.version, time.perf_counter()
         try:
             given = task.work(micro, *taken)
+            if self.careful:
+                station.check_gradients()
+        except NonFinite as error:
+            shared = self.accumulate - 1 if task.once_per_update and not self.careful else 0
+            error.batches = max(0, micro.batch - shared), micro.batch
+            raise
         except UnlatchError:
             raise
         except Exception as error:
@@ -404,7 +432,11 @@ def _failure(task: _Task, micro: Micro, error: Exception) -> StageFailed:
         subject = f"the auxiliary work {kind} ({getattr(task.work, '__name__', kind)}) of {subject}"
     elif kind.cost != "update":
         subject = f"the {'forward' if kind.cost == 'forward' else 'backward'} of {subject}"
-    return StageFailed(f"{task.station.title} failed in {subject}: {type(error).__name__}: {error}")
+    text = f"{task.station.title} failed in {subject}: {type(error).__name__}: {error}"
+    if is_out_of_memory(error):
+        kept, held = bytes_text(task.station.kept_bytes), bytes_text(most_held())
+        text += f". Out of memory: it keeps {kept} for batches under way, its process held {held} at most; {TAKES_LESS}"
+    return StageFailed(text)
 
 
 def _first_entries(schedule: Schedule, devices: Sequence[int]) -> dict[int, Entry]:

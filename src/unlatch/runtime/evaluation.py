@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.pairs import pairs
 from ..errors import DataError
 from ..nn.tree import batch_size, map_tensors
 from ..schedule import OUTSIDE, Entry, Kind, Periodic, Port
 from ..transport.mail import ACK, EVALUATE, Mail, Micro
-from .engine import Engine
+from .engine import Engine, Order
 from .station import Operation, Station
 
 __all__ = ["evaluate", "evaluation_schedule"]
@@ -96,11 +97,11 @@ def evaluate(
     if engine.leads:
         if loader is None:
             raise DataError("evaluate needs a loader on the rank that holds stage 0, got None")
-        for x, y in loader:
+        for x, y in pairs(loader, "evaluate"):
             engine.step(x, y)
-        engine.announce_end()
+        engine.announce(Order.END)
     else:
-        while engine.step() is not None:
+        while engine.step() is not Order.END:
             pass
     engine.drain()
     return _summary(next(iter(stations.values())).sums)

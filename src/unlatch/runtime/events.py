@@ -28,7 +28,7 @@ class Recorder:
 
     def __init__(self, capacity: int = 100_000) -> None:
         self.events: deque[Event] = deque(maxlen=capacity)
-        self.pauses: list[float] = []
+        self.pauses: deque[float] = deque(maxlen=capacity)
         #: Time spent, by station and kind of entry, over the whole run.
         self.seconds: dict[int, dict[str, float]] = {}
         self._forward_version: dict[tuple[int, int], int] = {}

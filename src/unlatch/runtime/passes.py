@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,12 @@ class StageOptions:
     clip_grad_norm: float | None = None
     precision: str = "fp32"
     seed: int = 0
+    nonfinite: Literal["stop", "skip", "ignore"] = "stop"
+
+    @property
+    def checks_finite(self) -> bool:
+        """Whether losses, gradients and weights are looked at before they are used."""
+        return self.nonfinite != "ignore"
 
 
 class Passes(Measured):
@@ -93,11 +99,8 @@ class Passes(Measured):
                 "the mean (and say loss_reduction='sum' if it adds instead)"
             )
         self.loss = value = float(loss.detach())
-        if not math.isfinite(value):
-            raise NonFiniteLoss(
-                f"the loss of {micro} is {value} (stage {self.index}{self._progress()}). Lower the learning rate, clip "
-                "gradients (clip_grad_norm=1.0) or, if the method delays, raise microbatches."
-            )
+        if self.options.checks_finite and not math.isfinite(value):
+            raise NonFiniteLoss(f"the loss of {micro} is {value}", f"stage {self.index}{self._progress()}")
         return loss if micro.scale == 1.0 else loss * micro.scale
 
     def evaluate(self, inputs: Tree) -> Tree:

@@ -62,9 +62,7 @@ def recalibrating(stages: Mapping[int, Stage], route: Mapping[int, Any]) -> Iter
         norm.momentum = None
     try:
         estimating = {index: _Estimating(stage, norms[index]) for index, stage in stages.items()}
-        yield {
-            i: way.through(estimating[i]) if hasattr(way, "through") else estimating[i] for i, way in route.items()
-        }
+        yield {i: way.through(estimating[i]) if hasattr(way, "through") else estimating[i] for i, way in route.items()}
     finally:
         for norm, (buffers, momentum) in zip(listed, kept, strict=True):
             norm.momentum = momentum

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..nn.chain import name_in_model
-from ..nn.tree import Tree, copied, flatten, map_tensors
+from ..nn.tree import Tree, flatten, map_tensors
 from ..rules.activations import Returned
 from ..rules.bundle import Rules
 from ..rules.gradients import Gradients
@@ -64,6 +64,7 @@ class Stage(Passes):
             options.lr_scheduler,
             lr_scale=options.lr_scale,
             clip_grad_norm=options.clip_grad_norm,
+            checks=options.checks_finite,
         )
         self.activation = rules.activation.at(index, stages, module)
         self.reverses, self.recomputes = self.activation.inverts, self.activation.keeps_input
@@ -83,8 +84,7 @@ class Stage(Passes):
         return self.updater.version
 
     def _progress(self) -> str:
-        optimizer = self.updater.optimizer
-        return f", after {self.version} updates, lr {optimizer.param_groups[0]['lr'] if optimizer else 0.0:g}"
+        return f", {self.updater.progress}"
 
     # ---------------------------------------------------------------- forward
 
@@ -193,28 +193,24 @@ class Stage(Passes):
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """Copies of all that the stage has and keeps, as a tree of tensors and plain values.
+        """All that the stage has and keeps, as a tree of plain values and of the tensors in use.
 
         A graph cannot be copied. It is described by its input, the weights or other tensors that it holds, and its
         micro-batch, which its random numbers follow from. Buffers that a forward depends on, other than batch norm's,
         are taken as they are at the end.
         """
-        found: dict[str, Any] = copied(
-            {
-                "module": dict(self.module.state_dict()),
-                "updater": self.updater.state(),
-                "kept": [{"micro": asdict(kept.micro), **kept.state()} for kept in self.kept.values()],  # type: ignore[call-overload]
-                "batches": self._batches,
-                "seen": self.seen,
-                "loss": self.loss,
-                "measured": self.measured_state(),
-            }
-        )
-        return found
+        return {
+            "module": dict(self.module.state_dict()),
+            "updater": self.updater.state(),
+            "kept": [{"micro": asdict(kept.micro), **kept.state()} for kept in self.kept.values()],  # type: ignore[call-overload]
+            "batches": self._batches,
+            "seen": self.seen,
+            "loss": self.loss,
+            "measured": self.measured_state(),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue where the stage was whose `state` this is; it was made from the same arguments."""
-        state = copied(state)
+        """Continue where the stage was whose `state` this is; it was made alike. The tensors are used as they are."""
         self.module.load_state_dict(state["module"])
         self.updater.load(state["updater"])
         self.kept = {}

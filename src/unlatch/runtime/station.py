@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ..nn.tree import copied
 from ..schedule import Kind
 from ..transport.mail import Micro
 from .stage import Returned, Stage
@@ -75,6 +74,13 @@ class Station:
         self.stage.update()
         return ()
 
+    def check_gradients(self) -> None:
+        """Refuse gradients that are not finite, of the stage and of whatever is trained beside it."""
+        if self.stage is not None:
+            self.stage.updater.check_gradients()
+        for trained in self.trained().values():
+            trained.updater.check_gradients()
+
     def recognise(self, x: Any) -> bool:
         """Whether a micro-batch that enters here holds samples that were not met before."""
         return False
@@ -84,19 +90,20 @@ class Station:
         return self.stage if path in (None, "serial") else None
 
     def state(self) -> dict[str, Any]:
-        """Copies of all that the station keeps between two slots, as a tree of tensors and plain values."""
-        beside = {name: trained.state() for name, trained in self.trained().items()}
-        stage = self.stage.state() if self.stage is not None else None
-        return {"stage": stage, **copied({"trained": beside, "kept": self._kept_state()})}
+        """All that the station keeps between two slots, as a tree of plain values and of the tensors in use."""
+        return {
+            "stage": self.stage.state() if self.stage is not None else None,
+            "trained": {name: trained.state() for name, trained in self.trained().items()},
+            "kept": self._kept_state(),
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the station was whose `state` this is; it was made from the same arguments."""
+        """Continue where the station was whose `state` this is; it was made alike. The tensors are used as they are."""
         if self.stage is not None:
             self.stage.load(state["stage"])
-        rest = copied({name: state[name] for name in ("trained", "kept")})
         for name, trained in self.trained().items():
-            trained.load(rest["trained"][name])
-        self._load_kept(rest["kept"])
+            trained.load(state["trained"][name])
+        self._load_kept(state["kept"])
 
     def _kept_state(self) -> dict[str, Any]:
         """What a family of stations keeps beside its stage and what it trains."""
@@ -153,5 +160,3 @@ class ChainStation(Station):
         """The second half of a backward."""
         self.stage.backward_weights(micro)
         return ()
-
-

@@ -23,6 +23,7 @@ class Trained:
     - `place`: of the stage that it belongs to.
     - `optimizer`, `lr_scheduler`: factories, as those of a run.
     - `clip_grad_norm`: limit of the gradient's norm.
+    - `checks`: whether gradients and weights that are not finite are refused.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class Trained:
         optimizer: OptimizerFactory,
         lr_scheduler: Callable[[Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
+        *,
+        checks: bool = True,
     ) -> None:
         self.module = module.train()
         params = [p for p in module.parameters() if p.requires_grad]
         self.updater = Updater(
-            params, UpdateRule(), place, optimizer, lr_scheduler, clip_grad_norm=clip_grad_norm
+            params, UpdateRule(), place, optimizer, lr_scheduler, clip_grad_norm=clip_grad_norm, checks=checks
         )
 
     def update(self, batches: int = 1, *, schedule: bool = True) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import NonFinite
 from ..rules.updates import OptimizerFactory, StagePlace, UpdateRule, View, make_optimizer
 from ..rules.weights import move_to_fresh_storage
+from .finite import all_finite, first_not_finite
 
 __all__ = ["Optimizer", "Updater", "completed", "plain_part"]
 
@@ -25,6 +27,7 @@ class Updater:
     - `params`: the stage's trained parameters; may be none.
     - `place`: of the stage, which its rule and the optimizer factory may depend on.
     - `lr_scale`: of the n-th update on every learning rate.
+    - `checks`: whether gradients that are not finite are refused before, and weights after, the optimizer's step.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Updater:
         *,
         lr_scale: Callable[[int], float] | None = None,
         clip_grad_norm: float | None = None,
+        checks: bool = True,
     ) -> None:
         self.params = list(params)
         self.rule = rule
@@ -52,6 +56,7 @@ class Updater:
         self.views: tuple[View, ...] = ()
         self._lr_scale = lr_scale
         self._clip = clip_grad_norm
+        self._checks = checks
 
     def forget(self) -> None:
         """Drop what is known of earlier updates, so that a continued and a resumed run go on alike."""
@@ -66,8 +71,11 @@ class Updater:
         grads = [p.grad for p in self.params if p.grad is not None]
         if batches > 1 and self.rule.averages and grads:
             torch._foreach_div_(grads, float(batches))
-        if self._clip is not None:
-            nn.utils.clip_grad_norm_(self.params, self._clip)
+        norm = nn.utils.get_total_norm(grads) if self._clip is not None else None
+        if self._checks:
+            self.check_gradients(norm)
+        if self._clip is not None and norm is not None:
+            nn.utils.clip_grads_with_norm_(self.params, self._clip, norm)
         for view in self.views:
             view.before_update()
         if elsewhere:
@@ -75,6 +83,8 @@ class Updater:
         if self.optimizer is not None:
             with self._scaled_lr(self.optimizer):
                 self.optimizer.step()
+            if self._checks:
+                self.check_weights()
         for view in self.views:
             view.after_update()
         if self.optimizer is not None:
@@ -82,6 +92,33 @@ class Updater:
         if self.scheduler is not None:
             self.scheduler.step()
         self.version += 1
+
+    def check_gradients(self, norm: Tensor | None = None) -> None:
+        """Refuse gradients that are not finite, while nothing has been done with them.
+
+        **Arguments:** `norm`: of all of them, if it is known.
+        """
+        if not all_finite([p.grad for p in self.params if p.grad is not None], norm):
+            raise self._not_finite("gradient of", [(name, p.grad) for name, p in self._named()])
+
+    def check_weights(self) -> None:
+        """Refuse weights that are not finite."""
+        if not all_finite(self.params):
+            raise self._not_finite("weight", list(self._named()))
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return zip(self.place.names, self.params, strict=True)
+
+    def _not_finite(self, what: str, named: Sequence[tuple[str, Tensor | None]]) -> NonFinite:
+        return NonFinite(
+            f"the {what} {first_not_finite(named)} is not finite", f"stage {self.place.index}, {self.progress}"
+        )
+
+    @property
+    def progress(self) -> str:
+        """How far training is, for messages."""
+        rate = self.optimizer.param_groups[0]["lr"] if self.optimizer is not None else 0.0
+        return f"after {self.version} updates, lr {rate:g}"
 
     @contextmanager
     def unscheduled(self) -> Iterator[None]:
@@ -129,7 +166,13 @@ class Updater:
         for p, grad in zip(self.params, state["gradients"], strict=True):
             p.grad = grad
         if self.optimizer is not None:
+            # Parameters that had no step there must have none here.
+            self.optimizer.state.clear()
             self.optimizer.load_state_dict(completed(self.optimizer.state_dict(), state["optimizer"]))
+            # Torch converts what it loads to the parameters' dtype, which is not the dtype that all of it has.
+            listed = [p for group in self.optimizer.param_groups for p in group["params"]]
+            for position, saved in state["optimizer"]["state"].items():
+                self.optimizer.state[listed[position]].update(saved)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(completed(self.scheduler.state_dict(), state["schedule"]))
         for view, saved in zip(self.views, state["views"], strict=True):

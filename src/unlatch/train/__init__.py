@@ -8,6 +8,6 @@ Read `parallelize` first; `handshake` compares what ranks mean, `wiring` builds 
 from .parallelize import parallelize
 from .run import Run, StepResult
 from .statistics import StageStatistics
-from .trainer import Epoch, Trainer
+from .trainer import Epoch, Every, Trainer
 
-__all__ = ["Epoch", "Run", "StageStatistics", "StepResult", "Trainer", "parallelize"]
+__all__ = ["Epoch", "Every", "Run", "StageStatistics", "StepResult", "Trainer", "parallelize"]

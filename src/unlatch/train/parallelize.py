@@ -20,6 +20,7 @@ from ..rules.updates import OptimizerFactory
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import StageOptions
 from ..runtime.updating import Optimizer
+from ..transport.faults import Faults
 from ..transport.world import World, current_world
 from .handshake import shake_hands
 from .reversal import check_reversal
@@ -46,8 +47,10 @@ def parallelize(
     clip_grad_norm: float | None = None,
     loss_reduction: Literal["mean", "sum"] = "mean",
     seed: int = 0,
+    nonfinite: Literal["stop", "skip", "ignore"] = "stop",
     stall_limit: float = 60.0,
     distributed: bool | None = None,
+    faults: Faults | None = None,
 ) -> Run:
     """Cut a model into stages and train it with a method that does not wait for the whole network.
 
@@ -70,8 +73,13 @@ def parallelize(
     - `clip_grad_norm`: limits the gradient norm of each stage by itself.
     - `loss_reduction`: `"mean"` weights micro-batches by their size; `"sum"` adds them.
     - `seed`: dropout masks are a function of (seed, stage, micro-batch).
+    - `nonfinite`: what happens when a loss, gradient or weight becomes NaN or infinite, always before it is applied.
+      `"stop"` ends the run on all ranks with `NonFinite`, after a checkpoint of the last good state if a `Trainer` has
+      a folder for it. `"skip"` goes back to the last good state, which is kept in memory, and on without the batch at
+      fault, as if it had never been fed. `"ignore"` does not look.
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
+    - `faults`: what is to go wrong on purpose (`unlatch.Faults`); by default what `UNLATCH_FAULTS` says.
 
     >>> import torch
     >>> from torch import nn
@@ -82,60 +90,63 @@ def parallelize(
     >>> [run.step(x, y).batch for _ in range(4)]
     [None, None, 0, 1]
     """
-    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, sample, optimizer)
-    world = current_world(distributed)
-    chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
-    chosen.schedule(stages)
-    asked = {
-        "stages": stages,
-        "split": split if isinstance(split, str) else list(split),
-        "plan": plan.starts if plan is not None else None,
-        "seed": seed,
-        "precision": precision,
-        "clip_grad_norm": clip_grad_norm,
-        "loss_reduction": loss_reduction,
-    }
-    shake_hands(world, chosen, asked, model)
-    blocks = chain(model)
-    if plan is None:
-        # Only rank 0 measures: two measurements never agree, and all ranks must cut alike.
-        found = chosen.plan(blocks, stages, split, sample, precision) if world.rank == 0 else None
-        plan = world.broadcast(found)
-        assert plan is not None
-    chosen.check_plan(plan, stages)
-    chosen = chosen.follow(plan)
-    x = sample[0] if sample is not None else None
-    check_chain(blocks, model, plan.starts, x)
-    stored = check_reversal(blocks, plan.starts, chosen.rules(), x)
-    chosen, tuned = _tune(chosen, blocks, plan, sample, loss_fn, world)
-    options = StageOptions(
-        loss_fn=loss_fn,
-        optimizer=optimizer,
-        lr_scheduler=lr_scheduler,
-        lr_scale=chosen.lr_scale if chosen.scales_lr else None,
-        clip_grad_norm=clip_grad_norm,
-        precision=precision,
-        seed=seed,
-    )
-    held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
-    blueprint = Blueprint(
-        model=model,
-        blocks=blocks,
-        plan=plan,
-        options=options,
-        ranks=[rank for rank, held in enumerate(held_by_rank) for _ in held],
-        world=world,
-        microbatches=chosen.microbatches if chosen.microbatches != "auto" else 1,
-        accumulate=chosen.accumulate,
-        mean_loss=loss_reduction == "mean",
-        sample=sample,
-    )
-    run = connect(blueprint, chosen, stall_limit)
-    run.notes += [n for n in (plan.note, tuned, stored) if n]
-    run.notes += chosen.notes(run.method_statistics())
-    if run.advice is not None and run.advice.warning is not None and world.rank == 0:
-        log.warning("%s", run.advice.warning)
-    return run
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, sample, optimizer)
+    world = current_world(distributed, stall_limit)
+    with world.telling_of_errors():
+        chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
+        chosen.schedule(stages)
+        asked = {
+            "stages": stages,
+            "split": split if isinstance(split, str) else list(split),
+            "plan": plan.starts if plan is not None else None,
+            "seed": seed,
+            "precision": precision,
+            "clip_grad_norm": clip_grad_norm,
+            "loss_reduction": loss_reduction,
+            "nonfinite": nonfinite,
+        }
+        shake_hands(world, chosen, asked, model)
+        blocks = chain(model)
+        if plan is None:
+            # Only rank 0 measures: two measurements never agree, and all ranks must cut alike.
+            found = chosen.plan(blocks, stages, split, sample, precision) if world.rank == 0 else None
+            plan = world.broadcast(found)
+            assert plan is not None
+        chosen.check_plan(plan, stages)
+        chosen = chosen.follow(plan)
+        x = sample[0] if sample is not None else None
+        check_chain(blocks, model, plan.starts, x)
+        stored = check_reversal(blocks, plan.starts, chosen.rules(), x)
+        chosen, tuned = _tune(chosen, blocks, plan, sample, loss_fn, world)
+        options = StageOptions(
+            loss_fn=loss_fn,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            lr_scale=chosen.lr_scale if chosen.scales_lr else None,
+            clip_grad_norm=clip_grad_norm,
+            precision=precision,
+            seed=seed,
+            nonfinite=nonfinite,
+        )
+        held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
+        blueprint = Blueprint(
+            model=model,
+            blocks=blocks,
+            plan=plan,
+            options=options,
+            ranks=[rank for rank, held in enumerate(held_by_rank) for _ in held],
+            world=world,
+            microbatches=chosen.microbatches if chosen.microbatches != "auto" else 1,
+            accumulate=chosen.accumulate,
+            mean_loss=loss_reduction == "mean",
+            sample=sample,
+        )
+        run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
+        run.notes += [n for n in (plan.note, tuned, stored) if n]
+        run.notes += chosen.notes(run.method_statistics())
+        if run.advice is not None and run.advice.warning is not None and world.rank == 0:
+            log.warning("%s", run.advice.warning)
+        return run
 
 
 def _check_arguments(
@@ -143,6 +154,7 @@ def _check_arguments(
     precision: str,
     reduction: str,
     clip: float | None,
+    nonfinite: str,
     sample: tuple[Tree, Tree] | None,
     optimizer: Any,
 ) -> None:
@@ -154,6 +166,8 @@ def _check_arguments(
         raise ConfigError(f'loss_reduction must be "mean" or "sum", got {reduction!r}')
     if clip is not None and clip <= 0:
         raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
+    if nonfinite not in ("stop", "skip", "ignore"):
+        raise ConfigError(f'nonfinite must be "stop", "skip" or "ignore", got {nonfinite!r}')
     if not callable(optimizer):
         raise ConfigError(
             f"optimizer must be a function from parameters to an optimizer, called once per stage, got "

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..advise.advice import advise_method
-from ..errors import DataError
+from ..errors import DataError, Interrupted, NonFinite, StageFailed, UnlatchError
+from ..io.checkpoint import Checkpoint
 from ..methods import Method
-from ..nn.chain import Model, as_module, state_names
-from ..nn.tree import Tree, batch_size
+from ..nn.chain import as_module, state_names
+from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
-from ..runtime.engine import Engine, Finished
+from ..runtime.blueprint import Blueprint
+from ..runtime.engine import Engine, Finished, Order
 from ..runtime.evaluation import evaluate
 from ..runtime.events import Event
 from ..runtime.recalibration import recalibrating
-from ..runtime.stage import StageOptions
 from ..runtime.station import Station
 from ..schedule import Schedule
 from ..transport.health import Health
 from ..transport.link import Link
+from ..transport.mail import Voided
+from ..transport.reports import report_progress
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
+from .exact import packed, random_state, restore_random, share, unpacked, whole
+from .guard import Guard, State
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
+from .saving import Saving
 from .statistics import StageStatistics, gather_statistics
 
 __all__ = ["Loader", "Run", "StepResult"]
+
+log = logging.getLogger("unlatch")
 
 Loader = Iterable[tuple[Any, Any]]
 
@@ -47,13 +57,15 @@ class StepResult:
 
     - `batch`, `loss`: the batch that finished in this step and its mean loss; `None` while a pipeline fills.
     - `staleness`: for each stage of this process, by how many updates its forward was behind its backward.
-    - `step`: batches fed so far.
+    - `step`: batches fed so far, without those left out.
+    - `left_out`: batches left out so far because something was not finite.
     """
 
     step: int
     batch: int | None = None
     loss: float | None = None
     staleness: dict[int, int] = field(default_factory=dict)
+    left_out: int = 0
 
 
 class Run:
@@ -64,31 +76,44 @@ class Run:
 
     def __init__(
         self,
-        model: Model,
+        blueprint: Blueprint,
         method: Method,
-        plan: Plan,
-        options: StageOptions,
         engine: Engine,
-        world: World,
         links: list[Link],
         health: Health | None,
-        compensation: Compensation,
+        rebuild: Callable[[Method, Plan], Run],
     ) -> None:
         self.method = method
-        self.plan = plan
-        self._model = as_module(model)
-        self._options = options
+        self.plan = blueprint.plan
+        self._model = as_module(blueprint.model)
+        self._options = blueprint.options
         self._engine = engine
-        self._world = world
-        world.heed(engine.mail.failure)
+        self._world = blueprint.world
         self._links = links
         self._health = health
-        self._compensation = compensation
-        self._names = {s.index: state_names(s.module, model) for s in engine.stages.values()}
+        self._compensation = Compensation(method.joined)
+        self._rebuild = rebuild
+        self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
+        self._optimizer = type(optimizers[0]).__name__ if optimizers else None
         self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
         self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
+        self._saving: Saving | None = None
+        self._aside: World | None = None
+        self._asked: int | None = None
         self.notes: list[str] = []
+        describe = health.describe if health is not None else str
+        self._guard = Guard(
+            self._options.nonfinite,
+            engine,
+            links,
+            self._world,
+            self._state,
+            self.finish_saving,
+            describe,
+            self.notes.append,
+        )
+        self._world.heed(self._guard.alarm)
 
     # --------------------------------------------------------------- training
 
@@ -97,9 +122,24 @@ class Run:
         with self._reporting():
             if self._engine.leads:
                 batch_size((x, y))
+            self._guard.keep()
             unit = self._compensation.add(x, y, self._engine.leads)
-            finished = self._engine.step(*unit) if unit is not None else []
-            return self._result(finished or [])
+            return self._result(self._fed(unit) if unit is not None else [])
+
+    def _fed(self, unit: tuple[Tree, Tree]) -> list[Finished]:
+        finished = self._guard.feed(*unit)
+        # An order comes from a session on the leading rank, which then reads the data itself.
+        return [] if isinstance(finished, Order) else finished
+
+    @property
+    def batches(self) -> int:
+        """How many were fed so far, those before a checkpoint that was loaded included, those left out not."""
+        return self._engine.batches
+
+    @property
+    def left_out(self) -> int:
+        """Batches left out so far because something was not finite."""
+        return self._guard.left_out
 
     def hear_watch(self) -> None:
         """Add to the notes what a method's watch has seen since the last time."""
@@ -107,10 +147,11 @@ class Run:
 
     def _result(self, finished: list[Finished]) -> StepResult:
         self.hear_watch()
+        step, left_out = self._engine.batches, self._guard.left_out
         if not finished:
-            return StepResult(self._engine.batches)
+            return StepResult(step, left_out=left_out)
         last = finished[-1]
-        return StepResult(self._engine.batches, last.batch, last.loss, last.staleness)
+        return StepResult(step, last.batch, last.loss, last.staleness, left_out)
 
     def flush(self) -> list[StepResult]:
         """Finish all batches under way and return what they brought."""
@@ -118,8 +159,8 @@ class Run:
             finished = []
             rest = self._compensation.rest()
             if rest is not None:
-                finished += self._engine.step(*rest) or []
-            finished += self._engine.drain()
+                finished += self._fed(rest)
+            finished += self._guard.drain()
             return [self._result([f]) for f in finished]
 
     def evaluate(self, loader: Loader | None, *, path: str | None = None) -> dict[str, float]:
@@ -129,6 +170,7 @@ class Run:
         (`"auxiliary"` under `auxnet`).
         """
         with self._reporting():
+            self._guard.settle()
             self._engine.recorder.pause()
             return self._evaluate(self._engine.route(path), loader)
 
@@ -138,6 +180,7 @@ class Run:
         The results of the second evaluation are called `recalibrated_...`; the run keeps its own statistics.
         """
         with self._reporting():
+            self._guard.settle()
             self._engine.recorder.pause()
             found = self._evaluate(self._engine.route(), loader)
             with recalibrating(self._engine.stages, self._engine.route()) as estimating:
@@ -158,6 +201,7 @@ class Run:
 
     def module(self) -> nn.Module:
         """The model that was passed in, with the newest weights of every stage under its original names."""
+        self._guard.settle()
         own = snapshot.model_state(self._engine.stages.values(), self._names)
         merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
         with torch.no_grad():
@@ -209,56 +253,236 @@ class Run:
     def state(self) -> dict[str, Any]:
         """Copies of everything that this process has under way, as a tree of tensors and plain values.
 
-        A run that is built alike and takes it over with `restore` goes on bit for bit as this one does.
+        A run that is built alike and takes it over with `restore` goes on bit for bit as this one does. Called on all
+        ranks after the same batch.
         """
-        return {**self._engine.state(), "joining": self._compensation.state()}
+        return self._under_way()()[1]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where the run was whose `state` this is; nothing may be under way here."""
-        self._engine.load(state)
-        self._compensation.load(state["joining"])
+        own = copied(dict(state))
+        self._engine.load(own)
+        self._engine.mail.load(own["mail"])
+        self._compensation.load(own["joining"])
+        self._guard.forget()
+        # Whoever goes on first must not send to one who has yet to empty its boxes.
+        self._world.gather(None)
 
-    def save(self, path: str | Path, progress: Mapping[str, int] | None = None) -> None:
-        """Empty the pipeline and write a checkpoint for any number of stages, any method and plain PyTorch.
+    def _under_way(self) -> Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]:
+        """Copies of the weights and the state. Training may go on: the result waits for what is still on the wire."""
+        engine = self._engine
+        cut = engine.mail.cut(link.peer for link in self._links)
+        for link in self._links:
+            link.mark()
+        own = {**engine.state(), "joining": self._compensation.state()}
+        model, state = copied((snapshot.model_state(engine.stages.values(), self._names), own))
+        return lambda: (model, {**state, "mail": cut.wait(engine.mail.failure)})
 
-        **Arguments:** `progress`: numbers that a session wants to find again.
+    def save(
+        self,
+        path: str | Path,
+        *,
+        exact: bool = True,
+        progress: Mapping[str, Any] | None = None,
+        wait: bool = True,
+        landed: Callable[[], None] | None = None,
+    ) -> Saving:
+        """Write a checkpoint. Called on all ranks after the same batch.
+
+        **Arguments:**
+
+        - `exact`: store the batches under way as well, so that a run that loads it goes on bit for bit. Otherwise the
+          pipeline is emptied first. Either kind can be loaded into any number of stages, any method and plain PyTorch.
+        - `progress`: plain values that a session wants to find again.
+        - `wait`: until it is in place; otherwise it is written while training goes on.
+        - `landed`: called on rank 0 once it is in place.
+
+        **Returns:** the checkpoint on its way; `wait()` on it raises what went wrong.
         """
-        self.flush()
-        self._engine.recorder.pause()
+        with self._reporting():
+            self.finish_saving()
+            if not exact:
+                self.flush()
+            self._guard.settle()
+            self._engine.recorder.pause()
+            part, made = self._state(progress or {}) if exact else self._drained_state(progress or {})
+            if self._aside is None:
+                self._aside = self._world.aside()
+                self._aside.heed(self.failure)
+            self._guard.saving(Path(path))
+            self._saving = Saving(Path(path), self._aside, part, made, partial(_in_place, landed, self.batches))
+            if wait:
+                self.finish_saving()
+            return self._saving
+
+    def finish_saving(self) -> None:
+        """Wait for a checkpoint that is still being written, and raise what went wrong with it; told once."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+
+    def _state(self, progress: Mapping[str, Any]) -> State:
+        """All that is under way."""
+        found, numbers, lost = self._under_way(), random_state(), self._not_finite()
+        made = partial(_exact_checkpoint, self._facts(progress), self._engine.devices[0])
+        return State(lambda: (*found(), numbers, lost), partial(self._checked, made))
+
+    def _drained_state(self, progress: Mapping[str, Any]) -> State:
+        part = self._drained_part()
+        return State(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
+
+    def _drained_part(self) -> tuple[Any, ...]:
+        own = snapshot.named(self._engine, self._names, self.plan.starts)
+        return snapshot.Named(*copied(tuple(own))), random_state(), self._not_finite()
+
+    def _facts(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         loop = {
-            **(progress or {}),
+            **progress,
             "method": repr(self.method),
             "split": self.plan.split,
             "joined": self._compensation.count,
+            "under_way": self._engine.under_way,
+            **self._engine.counters(),
         }
-        snapshot.save(Path(path), self._engine, self._names, self._world, loop, self.plan.starts)
+        return {"loop": loop, "run": self._identity().model_dump()}
+
+    def _not_finite(self) -> NonFinite | None:
+        """The first weight of this rank that is not finite."""
+        for stage in self._engine.stages.values():
+            try:
+                stage.updater.check_weights()
+            except NonFinite as error:
+                return error
+        return None
+
+    def _checked(self, made: Callable[[Sequence[Any]], Checkpoint], parts: Sequence[Any]) -> Checkpoint:
+        """A checkpoint, unless it is of no use."""
+        for *_, lost in parts:
+            if lost is not None and self._options.checks_finite:
+                raise lost
+            if lost is not None:
+                log.warning("a checkpoint is written although %s", lost.found)
+        return made(parts)
+
+    def _identity(self) -> snapshot.Identity:
+        return snapshot.Identity.of(self.method, self.plan, self._engine.mean_loss, self._optimizer)
 
     def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any]:
         """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters.
 
+        Batches that were under way go on here if method, cut and optimizer are the same; the random numbers of this
+        process then continue as well. Otherwise a run like the one that wrote the checkpoint finishes them first.
+
         **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
         """
-        self.flush()
-        return snapshot.load(
-            Path(path), self._engine, self._names, self._world, self.plan.starts, optimizer=optimizer
-        )
+        path = Path(path)
+        with self._reporting():
+            self.finish_saving()
+            self.flush()
+            world, engine = self._world, self._engine
+            names = {name for part in self._names.values() for name in part.values()}
+            ranks = world.gather((names, set(engine.stations), engine.leads))
+            shares: list[Any] | None = None
+            if world.rank == 0:
+                try:
+                    with snapshot.tolerating(path):
+                        shares = self._shares(path, ranks, optimizer)
+                except (UnlatchError, OSError) as error:
+                    shares = [error] * world.size
+            mine = world.share_out(shares)
+            if isinstance(mine, Exception):
+                raise mine
+            content, state, saved = mine
+            problem: UnlatchError | None = None
+            try:
+                with snapshot.tolerating(path):
+                    self._take_over(path, content, state, saved, optimizer)
+            except UnlatchError as error:
+                problem = error
+            for found in world.gather(problem):
+                if found is not None:
+                    raise found
+            return dict(saved.loop.model_dump())
+
+    def _shares(self, path: Path, ranks: list[Any], optimizer: bool) -> list[Any]:
+        """For each rank what it takes over: tensors by name, or what was under way."""
+        content, saved = snapshot.read(path)
+        snapshot.compare_names(path, {name for names, *_ in ranks for name in names}, set(content.model))
+        brief = saved.model_copy(update={"exact": None})
+        if saved.exact is not None:
+            assert saved.run is not None
+            if optimizer:
+                snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
+            state = unpacked(content)
+            if optimizer and saved.run.matches(self._identity()):
+                return [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
+            if optimizer or saved.run.optimizer == self._optimizer:
+                content, brief = self._drained(path, state, saved)
+        return [(snapshot.only_for(content, names, stations), None, brief) for names, stations, _ in ranks]
+
+    def _drained(
+        self, path: Path, state: Mapping[str, Any], saved: snapshot.Saved
+    ) -> tuple[Checkpoint, snapshot.Saved]:
+        """Finish what is under way in a run like the one that it is from."""
+        assert saved.run is not None
+        again = self._rebuild(*saved.run.made(path))
+        again.restore(state)
+        again.flush()
+        loop = {**saved.loop.model_dump(), **again._engine.counters()}
+        content = _drained({"loop": loop}, [again._drained_part()])
+        return content, snapshot.Saved.model_validate(content.state)
+
+    def _take_over(self, path: Path, content: Any, state: Any, saved: snapshot.Saved, optimizer: bool) -> None:
+        self._guard.forget()
+        if state is None:
+            args = (content, saved, self._engine, self._names, self.plan.starts, optimizer)
+            snapshot.load_named(path, *args)
+            return
+        self._engine.load(state)
+        self._engine.mail.load(state["mail"])
+        self._compensation.load(state["joining"])
+        if self._world.rank < len(saved.random):
+            restore_random(saved.random[self._world.rank])
 
     # ------------------------------------------------------------------- end
 
-    def close(self) -> None:
-        """Take leave of the other ranks. Called by the context manager."""
+    def request_stop(self, number: int) -> None:
+        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came."""
         if self._health is not None:
-            self._health.close()
+            self._health.ask_to_stop(number)
+        self._asked = number
+
+    def stop_requested(self) -> int | None:
+        """The signal for which some rank was asked to end, if any was; others know it within a second or so."""
+        return self._asked or (self._health.asked_to_stop() if self._health is not None else None)
+
+    def failure(self) -> UnlatchError | None:
+        """Why this rank cannot go on, if it cannot."""
+        return self._engine.mail.failure()
+
+    def close(self) -> None:
+        """Finish what is being saved and take leave of the other ranks. Called by the context manager."""
+        try:
+            self.finish_saving()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        # Signs of life are given, and others watched, until all links are closed.
         for link in self._links:
             link.close()
         self._links = []
+        self._guard.close()
+        if self._aside is not None:
+            self._aside.close()
         self._world.close()
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None:
+        # A session that was interrupted has ended on all ranks alike.
+        if kind is None or issubclass(kind, Interrupted):
             self.close()
         elif self._health is not None:
             self._health.leave_note(_first_line(error))
@@ -267,11 +491,21 @@ class Run:
     def _reporting(self) -> Iterator[None]:
         """Before an error leaves this rank, tell the others what it was."""
         try:
-            yield
+            try:
+                yield
+            except Voided:
+                # The others stop; it found this rank where nothing can be done again.
+                raise self._guard.alarm() or StageFailed("all ranks went back while this one was evaluating") from None
         except BaseException as error:
             if self._health is not None:
                 self._health.leave_note(_first_line(error))
             raise
+
+
+def _in_place(landed: Callable[[], None] | None, batches: int) -> None:
+    if landed is not None:
+        landed()
+    report_progress(batches)
 
 
 def _by_stage(measured: Any) -> int:
@@ -281,3 +515,13 @@ def _by_stage(measured: Any) -> int:
 def _first_line(error: BaseException | None) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any]) -> Checkpoint:
+    model = {name: t for own, *_ in parts for name, t in own.items()}
+    state = whole([state for _, state, *_ in parts], leader)
+    return packed(model, state, {**facts, "random": [numbers for *_, numbers, _ in parts]})
+
+
+def _drained(facts: Mapping[str, Any], parts: Sequence[Any]) -> Checkpoint:
+    return snapshot.merged([own for own, *_ in parts], {**facts, "random": [numbers for *_, numbers, _ in parts]})

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from ..errors import PlanError, ScheduleError
 from ..methods import Method
+from ..nn.chain import chain
+from ..plan import Plan
 from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
+from ..runtime.faulty import break_engine, check_faults
 from ..schedule import OUTSIDE, Schedule, steady_buffers
-from ..transport.health import Health
+from ..transport.faults import Faults
+from ..transport.faulty_link import FaultyLink
 from ..transport.link import Link
 from ..transport.mail import Mail, Message
-from .batching import Compensation
+from ..transport.world import World
 from .run import Run
 
 __all__ = ["connect", "place"]
+
+log = logging.getLogger("unlatch")
 
 
 def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list[range]:
@@ -37,7 +47,7 @@ def place(stages: int, ranks: int, costs: Sequence[float] | None = None) -> list
     return [range(a, b) for a, b in zip(starts, [*starts[1:], stages], strict=True)]
 
 
-def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
+def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
     world = blueprint.world
     schedule = method.program(blueprint)
@@ -66,26 +76,42 @@ def connect(blueprint: Blueprint, method: Method, stall_limit: float) -> Run:
         mean_loss=blueprint.mean_loss,
         fed=method.reads_on_every_rank,
     )
-    health = None
-    if world.group is not None:
+    make_link: Callable[..., Link] = Link
+    if faults:
+        check_faults(faults, engine, inline=world.group is None)
+        faults = faults.of_this_start()
+        if world.rank == 0:
+            log.warning("faults are injected into this run: %s", "; ".join(map(str, faults)) or "none in this start")
+        break_engine(engine, faults)
+        make_link = partial(FaultyLink, faults=faults)
+    health = world.health
+    if world.group is not None and health is not None:
 
         def describe(rank: int) -> str:
             return _describe([station for station, at in enumerate(devices) if at == rank], schedule.stages)
 
-        health = Health(world.name, world.rank, world.size, describe, mail.fail, stall_limit)
+        health.describe = describe
+        health.report_to(mail.fail)
         for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
-            links[peer] = Link(peer, world.group, mail, health, boxes)
-    return Run(
-        blueprint.model,
-        method,
-        blueprint.plan,
-        blueprint.options,
-        engine,
-        world,
-        list(links.values()),
-        health,
-        Compensation(method.joined),
-    )
+            links[peer] = make_link(peer, world.group, mail, health, boxes)
+
+    def rebuild(other: Method, plan: Plan) -> Run:
+        """A run of the same model by another method and cut, from copies, in this process alone."""
+        model = copy.deepcopy(blueprint.model)
+        microbatches = other.microbatches if other.microbatches != "auto" else 1
+        again = replace(
+            blueprint,
+            model=model,
+            blocks=chain(model),
+            plan=plan,
+            ranks=[0] * max(plan.devices, len(plan.starts)),
+            world=World(),
+            microbatches=microbatches,
+            accumulate=other.accumulate,
+        )
+        return connect(again, other, Faults())
+
+    return Run(blueprint, method, engine, list(links.values()), health, rebuild)
 
 
 def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:

@@ -2,36 +2,64 @@
 
 A dead peer closes its sockets, which the transport notices at once; a stopped one does not, which is what heartbeats
 are for. A rank that fails leaves a note, so that the others can name the culprit instead of reporting a broken socket.
+One that has closed its run says so in its last heartbeat, and is not missed.
+
+Two threads: one does what must be done at the store (`Clerk`), the other waits for it and judges. So a store that does
+not answer, because its host is down or cut off, is noticed like a rank that gives no sign of life.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
 
 from ..errors import PeerLost
-from .store import connect_store
+from .notes import Notary, Note
+from .store import Clerk, Store, connect_store, fetch, store_address
 
 __all__ = ["Health"]
 
-# Seconds for the store to answer: its host may be starved of time without being gone.
+log = logging.getLogger("unlatch")
+
+T = TypeVar("T")
+# Seconds for the store to accept a connection: its host may be starved of time without being gone.
 _PATIENCE = 30.0
+# Seconds in which last words are written, and those of others looked for.
+_LAST_WORDS, _SEARCH = 5.0, 1.0
+_MOST_TEXT = 1000
+# What is in a note, by what it is about.
+_BEAT = {"rank": int, "count": int, "leaves": bool}
+_FAILURE = {"rank": int, "text": str}
+_STOP = {"rank": int, "signal": int}
+
+
+@dataclass
+class _Sign:
+    """The newest heartbeat of a rank that was seen, and when."""
+
+    count: int
+    at: float
 
 
 class Health:
-    """Watches the other ranks and calls `on_loss` once when one is gone.
+    """Watches the other ranks and tells once when one is gone.
 
     **Arguments:**
 
     - `run`: a name all ranks share and no other run on this store has.
     - `rank`, `ranks`: this process and how many there are.
-    - `describe`: what a rank does, for messages ("stages 2-3").
+    - `describe`: what a rank does, for messages ("stages 2-3"); may be replaced once that is known.
     - `on_loss`: called from the watching thread with the error to raise.
     - `stall_limit`: seconds without a sign of life before a rank counts as stuck.
     - `clock`: seconds that pass.
+    - `secret`: what notes are signed with; `None` until `trust` brings it, and until then last words and requests to
+      stop are neither written nor believed.
+    - `start_limit`: seconds for the first sign of life of a rank; `stall_limit` if not given.
     """
 
     def __init__(
@@ -39,37 +67,67 @@ class Health:
         run: str,
         rank: int,
         ranks: int,
-        describe: Callable[[int], str],
-        on_loss: Callable[[PeerLost], None],
+        describe: Callable[[int], str] = lambda rank: "starting",
+        on_loss: Callable[[PeerLost], None] | None = None,
         stall_limit: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        secret: str | None = None,
+        start_limit: float | None = None,
     ) -> None:
         self.rank, self.ranks = rank, ranks
-        self._last_words = f"unlatch/{run}/failure"
-        self._beat = f"unlatch/{run}/beat"
         self.describe = describe
-        self._on_loss = on_loss
+        self._place = f"unlatch/{run}"
+        self._listeners = [on_loss] if on_loss is not None else []
         self._limit = stall_limit
+        self._start_limit = max(stall_limit, start_limit or 0.0)
         self._clock = clock
-        self._store = connect_store(timeout=_PATIENCE)
-        self._lock = threading.Lock()
+        self._notary = Notary(secret)
+        self._failure: PeerLost | None = None
+        self._told = threading.Lock()
+        self._wish: int | None = None
+        self._beats = 0
+        self._signs: dict[int, _Sign] = {}
+        self._left: set[int] = set()
+        self._cut_off = False
         self._stop = threading.Event()
+        self._leaving = False
         self._watcher = threading.Thread(target=self._watch, name="unlatch-health", daemon=True)
-        if self._store is not None:
+        store = connect_store(timeout=_PATIENCE)
+        self._clerk = Clerk(store) if store is not None else None
+        if self._clerk is not None:
+            # Whoever is stopped from here on has been there: it is missed sooner than one that may still be coming.
+            self._ask(self._beat, _PATIENCE)
             self._watcher.start()
 
+    def trust(self, secret: str) -> None:
+        """From now on sign notes with `secret`, and believe those that are signed with it."""
+        self._notary.secret = secret
+
+    def report_to(self, listener: Callable[[PeerLost], None]) -> None:
+        """Call `listener` too when a rank is lost, at once if that has happened already."""
+        with self._told:
+            self._listeners.append(listener)
+            if self._failure is not None:
+                listener(self._failure)
+
+    def failure(self) -> PeerLost | None:
+        """Who was lost, if anybody was."""
+        return self._failure
+
     def leave_note(self, text: str) -> None:
-        """Tell the others why this rank is about to stop."""
-        if self._store is not None:
-            note = json.dumps({"rank": self.rank, "text": text})
-            with contextlib.suppress(RuntimeError), self._lock:
-                self._store.compare_set(self._last_words, "", note)
+        """Tell the others why this rank is about to stop; it is not watched nor does it watch any more."""
+        if self._clerk is None:
+            return
+        note = {"rank": self.rank, "text": text[:_MOST_TEXT]}
+        self._ask(lambda store: self._be_first(store, "failure", note, _FAILURE), _LAST_WORDS)
+        self._stop.set()
 
     def loss(self, peer: int, error: Exception | None = None) -> PeerLost:
         """The error to raise when the connection to `peer` broke: with the culprit's own words if it left any."""
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            note = self._note()
+        deadline = time.monotonic() + _SEARCH
+        while (left := deadline - time.monotonic()) > 0:
+            note = self._ask(self._last_words, left)
             if note is not None:
                 return self._quote(note)
             time.sleep(0.05)
@@ -81,7 +139,7 @@ class Health:
 
     def departure(self, peer: int) -> PeerLost:
         """The error to raise when something is expected of `peer` after it took its leave."""
-        note = self._note()
+        note = self._ask(self._last_words, _SEARCH)
         if note is not None:
             return self._quote(note)
         return PeerLost(
@@ -89,63 +147,164 @@ class Health:
             "step, flush, fit and evaluate equally often on every rank"
         )
 
+    def ask_to_stop(self, number: int) -> None:
+        """Ask all ranks to end the run in good order, because signal `number` came; safe in a signal handler."""
+        # Passed on in the next round: a handler may interrupt anything, so it must not wait for a lock.
+        self._wish = number
+
+    def asked_to_stop(self) -> int | None:
+        """The signal for which some rank has asked all others to end, about a second after it did; else `None`."""
+        return self._wish
+
     def close(self) -> None:
-        """Stop watching; afterwards no sign of life is given and nobody is called lost."""
+        """Take leave of the others: afterwards none of them misses this rank, and nobody is called lost here."""
+        self._leaving = True
         self._stop.set()
-        if self._watcher.is_alive():
+        if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(_PATIENCE)
 
-    def _quote(self, note: dict[str, str]) -> PeerLost:
-        return PeerLost(f"rank {note['rank']} ({self.describe(int(note['rank']))}) stopped: {note['text']}")
+    # --------------------------------------------------------------- at the store
 
-    def _note(self) -> dict[str, str] | None:
-        if self._store is None:
+    def _ask(self, errand: Callable[[Store], T], seconds: float) -> T | None:
+        """The result of an errand, or `None` if there is no store or it does not answer in time."""
+        if self._clerk is None or self._cut_off:
             return None
         try:
-            with self._lock:
-                if not self._store.check([self._last_words]):
-                    return None
-                found: dict[str, str] = json.loads(self._store.get(self._last_words))
-                return found
-        except (RuntimeError, ValueError):
+            return self._clerk.ask(errand).result(seconds)
+        except (TimeoutError, RuntimeError):
             return None
 
+    def _read(self, store: Store, what: str, shape: Mapping[str, type], *, unsigned: bool = False) -> Note | None:
+        place = f"{self._place}/{what}"
+        raw = fetch(store, place)
+        note = self._notary.read(place, raw, shape, unsigned=unsigned) if raw is not None else None
+        return note if note is not None and 0 <= note["rank"] < self.ranks else None
+
+    def _be_first(self, store: Store, what: str, note: Note, shape: Mapping[str, type]) -> None:
+        """Write a note unless one of this run is there already; what a stranger wrote is none."""
+        if self._notary.secret is None:
+            return
+        place = f"{self._place}/{what}"
+        text = self._notary.write(place, note)
+        if store.compare_set(place, "", text) != text.encode() and self._read(store, what, shape) is None:
+            store.set(place, text)
+
+    def _beat(self, store: Store, *, leaves: bool = False) -> None:
+        self._beats += 1
+        place = f"{self._place}/beat/{self.rank}"
+        store.set(place, self._notary.write(place, {"rank": self.rank, "count": self._beats, "leaves": leaves}))
+
+    def _last_words(self, store: Store) -> Note | None:
+        return self._read(store, "failure", _FAILURE)
+
+    def _round(self, store: Store) -> tuple[dict[int, Note | None], Note | None]:
+        """Give a sign of life, look for those of all others, and for last words."""
+        self._beat(store)
+        if self._wish is not None:
+            self._be_first(store, "stop", {"rank": self.rank, "signal": self._wish}, _STOP)
+        elif (request := self._read(store, "stop", _STOP)) is not None and 0 < request["signal"] < 128:
+            self._wish = request["signal"]
+        others = [rank for rank in range(self.ranks) if rank != self.rank and rank not in self._left]
+        beats = {rank: self._read(store, f"beat/{rank}", _BEAT, unsigned=True) for rank in others}
+        return beats, self._last_words(store)
+
+    # ------------------------------------------------------------------- judging
+
     def _watch(self) -> None:
-        assert self._store is not None
+        assert self._clerk is not None
+        try:
+            self._watch_rounds(self._clerk)
+        except Exception as error:
+            log.exception("rank %d cannot watch the others any more", self.rank)
+            self._tell(PeerLost(f"rank {self.rank} cannot watch the others any more: {type(error).__name__}: {error}"))
+        finally:
+            if self._leaving and not self._cut_off:
+                self._clerk.ask(lambda store: self._beat(store, leaves=True))
+            self._clerk.close(0.0 if self._cut_off else _LAST_WORDS)
+
+    def _watch_rounds(self, clerk: Clerk) -> None:
         interval = min(1.0, self._limit / 4)
-        seen: dict[int, tuple[int, float]] = {}
-        beats = 0
-        last_round = self._clock()
-        while beats == 0 or not self._stop.wait(interval):
-            now = self._clock()
-            if now - last_round > self._limit / 2:
-                # This process itself was suspended: nobody else can be judged by the time that passed.
-                seen.clear()
-            last_round = now
-            beats += 1
+        answered = looked = self._clock()
+        under_way: Future[tuple[dict[int, Note | None], Note | None]] | None = None
+        while True:
+            if under_way is None:
+                under_way = clerk.ask(self._round)
+            found = None
             try:
-                with self._lock:
-                    self._store.set(f"{self._beat}/{self.rank}", str(beats))
-                    peers = {r: f"{self._beat}/{r}" for r in range(self.ranks) if r != self.rank}
-                    # One that never gave a sign is judged as well, from the first look on.
-                    counts = {r: int(self._store.get(k)) if self._store.check([k]) else 0 for r, k in peers.items()}
-            except (RuntimeError, ValueError):
-                if not self._stop.is_set():
-                    self._on_loss(self.loss(0))
+                found = under_way.result(interval)
+            except TimeoutError:
+                pass
+            except RuntimeError as error:
+                if not self._stop.is_set() and 0 not in self._left:
+                    self._tell(self._store_lost(str(error).splitlines()[0]))
                 return
-            note = self._note()
-            if note is not None and int(note["rank"]) != self.rank:
-                # Its process may live on, with all sockets open.
-                self._on_loss(self._quote(note))
+            now = self._clock()
+            if now - looked > self._limit / 2:
+                # This process itself was suspended: nobody else can be judged by the time that passed.
+                answered = now
+                for sign in self._signs.values():
+                    sign.at = now
+            looked = now
+            if found is not None:
+                under_way, answered = None, now
+                if self._failure is None:
+                    self._judge(*found, now)
+            elif now - answered > self._limit:
+                self._tell(self._store_lost(f"no answer for {self._limit:g} s"))
                 return
-            for rank, count in counts.items():
-                if seen.get(rank, (None, 0.0))[0] != count:
-                    seen[rank] = (count, now)
-                elif now - seen[rank][1] > self._limit:
-                    self._on_loss(
-                        PeerLost(
-                            f"rank {rank} ({self.describe(rank)}) gave no sign of life for {self._limit:g} s: it is "
-                            "stopped or stuck. Raise stall_limit if it may pause that long."
-                        )
+            # What was not answered has been waited for already.
+            if self._stop.wait(interval if found is not None else 0.0):
+                return
+
+    def _judge(self, beats: dict[int, Note | None], last_words: Note | None, now: float) -> None:
+        if last_words is not None and last_words["rank"] != self.rank:
+            # Its process may live on, with all sockets open.
+            self._tell(self._quote(last_words))
+            return
+        never_came = []
+        for rank, beat in beats.items():
+            sign = self._signs.setdefault(rank, _Sign(0, now))
+            # Only a higher count is news: an old note may have been written there again.
+            if beat is not None and beat["count"] > sign.count:
+                self._signs[rank] = _Sign(beat["count"], now)
+                if beat["leaves"]:
+                    self._left.add(rank)
+            elif sign.count == 0 and now - sign.at > self._start_limit:
+                never_came.append(rank)
+            elif sign.count > 0 and now - sign.at > self._limit:
+                self._tell(
+                    PeerLost(
+                        f"rank {rank} ({self.describe(rank)}) gave no sign of life for {self._limit:g} s: it is "
+                        "stopped or stuck. Raise stall_limit if it may pause that long."
                     )
-                    return
+                )
+                return
+        if never_came:
+            who = ", ".join(f"rank {rank} ({self.describe(rank)})" for rank in never_came)
+            self._tell(
+                PeerLost(
+                    f"{who} gave no sign of life within {self._start_limit:g} s of the start: look whether it was "
+                    f"started, and whether it reaches {_where()}. UNLATCH_START_LIMIT allows more seconds."
+                )
+            )
+
+    def _quote(self, note: Note) -> PeerLost:
+        return PeerLost(f"rank {note['rank']} ({self.describe(note['rank'])}) stopped: {note['text']}")
+
+    def _store_lost(self, why: str) -> PeerLost:
+        self._cut_off = True
+        return PeerLost(
+            f"rank 0 ({self.describe(0)}) or its host is gone, or cut off from this one: the store at {_where()} is "
+            f"out of reach ({why})"
+        )
+
+    def _tell(self, error: PeerLost) -> None:
+        with self._told:
+            if self._failure is None:
+                self._failure = error
+                for listener in self._listeners:
+                    listener(error)
+
+
+def _where() -> str:
+    return ":".join(str(part) for part in store_address() or ("an unknown place",))

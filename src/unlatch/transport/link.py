@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerLost, TransportError, UnlatchError
-from .mail import Mail, Message
+from .mail import MARK, VOID, Mail, Message
 from .wire import HEADER_BYTES, close_notice, open_envelope, seal
 
 __all__ = ["Link"]
@@ -74,6 +75,14 @@ class Link:
         """Hand over a message; returns at once. Its tensors must not be changed afterwards."""
         self._outbox.put(message)
 
+    def mark(self) -> None:
+        """Tell the peer that whatever was sent before belongs to the snapshot taken here."""
+        self._outbox.put(Message(MARK, self.peer))
+
+    def void(self) -> None:
+        """Tell the peer that whatever was sent before counts for nothing."""
+        self._outbox.put(Message(VOID, self.peer))
+
     def close(self, timeout: float = 10.0, sending: float = 60.0) -> None:
         """Send what is left, take leave of the peer, and wait for its own leave.
 
@@ -83,23 +92,32 @@ class Link:
         self._closing = True
         self._outbox.put(None)
         sender, receiver = self._threads
-        sender.join(sending)
-        receiver.join(timeout)
+        self._await(sender, sending)
+        self._await(receiver, timeout)
+
+    def _await(self, thread: threading.Thread, seconds: float) -> None:
+        """Wait for a thread to end, but not for a peer that is lost."""
+        deadline = time.monotonic() + seconds
+        while thread.is_alive() and time.monotonic() < deadline and self._mail.failure() is None:
+            thread.join(0.1)
 
     def _send_all(self) -> None:
         try:
             sequence = 0
             while (message := self._outbox.get()) is not None:
-                header, blocks = seal(message, sequence)
-                works = [dist.isend(part, self.peer, group=self._group) for part in (header, *blocks)]
-                for work in works:
-                    if work is not None:
-                        work.wait()
-                self.bytes_sent += header.nbytes + sum(block.nbytes for block in blocks)
+                self._transmit(*seal(message, sequence))
                 sequence += 1
             dist.send(close_notice(sequence), self.peer, group=self._group)
         except Exception as error:
             self._failed(error)
+
+    def _transmit(self, header: Tensor, blocks: Sequence[Tensor]) -> None:
+        """Put a sealed message on the wire."""
+        works = [dist.isend(part, self.peer, group=self._group) for part in (header, *blocks)]
+        for work in works:
+            if work is not None:
+                work.wait()
+        self.bytes_sent += header.nbytes + sum(block.nbytes for block in blocks)
 
     def _receive_all(self) -> None:
         header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
@@ -118,7 +136,14 @@ class Link:
                     return
                 for block in envelope.blocks:
                     self._receive(block)
-                self._mail.post(envelope.message())
+                envelope.verify(self.peer)
+                message = envelope.message()
+                if message.kind == MARK:
+                    self._mail.mark(self.peer)
+                elif message.kind == VOID:
+                    self._mail.void(self.peer)
+                else:
+                    self._mail.post(message, self.peer)
                 expected += 1
         except Exception as error:
             self._failed(error)

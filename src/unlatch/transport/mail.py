@@ -9,18 +9,40 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..errors import TransportError, UnlatchError
-from ..nn.tree import tree_bytes
+from ..nn.tree import copied, tree_bytes
 
-__all__ = ["ACK", "BACKWARD", "DATA", "EVALUATE", "FORWARD", "Mail", "Message", "Micro", "Waiting"]
+__all__ = [
+    "ACK",
+    "BACKWARD",
+    "DATA",
+    "EVALUATE",
+    "FORWARD",
+    "MARK",
+    "VOID",
+    "Cut",
+    "Mail",
+    "Message",
+    "Micro",
+    "Voided",
+    "Waiting",
+]
 
 #: Batches on their way into the first station, from nobody.
 DATA = "data"
 FORWARD, BACKWARD, EVALUATE, ACK = "forward", "backward", "evaluate", "ack"
 _UNWEIGHED = (DATA, EVALUATE, ACK)
+#: Tells a peer that what was sent before it belongs to a snapshot, and what follows does not.
+MARK = "mark"
+#: Tells a peer that whatever was sent before it counts for nothing: all ranks go back to an earlier state, or stop.
+VOID = "void"
+
+
+class Voided(Exception):
+    """A peer called off the batches under way. It never reaches a user: whoever guards the run answers it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +119,43 @@ class Waiting:
         self.most[stage] = max(self.most[stage], self._now[stage])
 
 
+class Cut:
+    """The messages under way to this process at one moment of the run, although ranks reach it at different times.
+
+    What waits here is known at once. Whatever a peer sent before its own snapshot, and only that, arrives before its
+    mark, so the rest is known as soon as every peer's mark has come. Nobody waits for it meanwhile.
+    """
+
+    def __init__(
+        self, number: int, messages: list[Message], peers: Iterable[int], changed: threading.Condition
+    ) -> None:
+        self.number = number
+        self.missing = set(peers)
+        self.messages = messages
+        self._changed = changed
+
+    def wait(self, failure: Callable[[], UnlatchError | None]) -> list[dict[str, Any]]:
+        """All of them as plain values, each box in its order."""
+        with self._changed:
+            while self.missing:
+                if (error := failure()) is not None:
+                    raise error
+                self._changed.wait(timeout=1.0)
+        return [
+            {f.name: getattr(m, f.name) for f in fields(m)} | {"micro": asdict(m.micro) if m.micro else None}
+            for m in self.messages
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A message in its box, its bytes as far as they count, and how many marks its sender had sent before it."""
+
+    message: Message
+    nbytes: int
+    age: int
+
+
 class Mail:
     """Boxes of messages for the stages of this process.
 
@@ -110,11 +169,14 @@ class Mail:
         self.stages = stages
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
-        # Each message with its bytes, as far as they count.
-        self._boxes: dict[tuple[str, int], deque[tuple[Message, int]]] = {}
+        self._boxes: dict[tuple[str, int], deque[_Waiting]] = {}
         self._arrival = threading.Condition()
+        self._marks: Counter[int] = Counter()
+        self._begun = 0
+        self._cuts: list[Cut] = []
         self._failure: UnlatchError | None = None
         self._ended: dict[tuple[str, int], UnlatchError] = {}
+        self._voided_by: set[int] = set()
         #: Of messages that belong to training.
         self.waiting = Waiting()
 
@@ -131,8 +193,8 @@ class Mail:
         else:
             raise TransportError(f"no way to stage {message.stage}: this process holds {self.stages}")
 
-    def post(self, message: Message) -> None:
-        """Put a message into its box."""
+    def post(self, message: Message, sender: int | None = None) -> None:
+        """Put a message into its box. **Arguments:** `sender`: the rank that it comes from, if from another one."""
         nbytes = 0 if message.kind in _UNWEIGHED else tree_bytes(message.payload)
         with self._arrival:
             box = self._boxes.setdefault((message.kind, message.stage), deque())
@@ -142,8 +204,11 @@ class Mail:
                     f"{len(box)} {message.kind} messages wait for stage {message.stage}, where the schedule allows "
                     f"{room}: the sender runs ahead of its schedule"
                 )
-            box.append((message, nbytes))
+            box.append(_Waiting(message, nbytes, self._begun if sender is None else self._marks[sender]))
             self.waiting.change(message.stage, nbytes)
+            for cut in self._cuts:
+                if sender in cut.missing:
+                    cut.messages.append(_copy(message))
             self._arrival.notify_all()
 
     def peek(self, kind: str, stage: int) -> Message:
@@ -152,10 +217,12 @@ class Mail:
             while True:
                 box = self._boxes.get((kind, stage))
                 if box:
-                    return box[0][0]
+                    return box[0].message
                 error = self._failure or self._ended.get((kind, stage))
                 if error is not None:
                     raise error
+                if self._voided_by:
+                    raise Voided
                 # A bounded wait keeps Ctrl-C and failure notices responsive.
                 self._arrival.wait(timeout=1.0)
 
@@ -167,26 +234,68 @@ class Mail:
                 f"stage {stage} expected the {kind} message of {micro} (id {micro.id}), got {message.micro}"
             )
         with self._arrival:
-            _, nbytes = self._boxes[kind, stage].popleft()
-            self.waiting.change(stage, -nbytes)
+            self.waiting.change(stage, -self._boxes[kind, stage].popleft().nbytes)
         return message
 
-    def state(self) -> list[dict[str, Any]]:
-        """All messages that wait here, in the order of their boxes."""
+    def mark(self, sender: int) -> None:
+        """Note that a peer has taken its snapshot."""
         with self._arrival:
-            waiting = [message for box in self._boxes.values() for message, _ in box]
-        return [
-            {f.name: getattr(m, f.name) for f in fields(m)} | {"micro": asdict(m.micro) if m.micro else None}
-            for m in waiting
-        ]
+            self._marks[sender] += 1
+            for cut in self._cuts:
+                if self._marks[sender] > cut.number:
+                    cut.missing.discard(sender)
+            self._cuts = [cut for cut in self._cuts if cut.missing]
+            self._arrival.notify_all()
+
+    def cut(self, peers: Iterable[int] = ()) -> Cut:
+        """Copies of all messages that wait here, and of those that `peers` sent before their marks.
+
+        Each peer's n-th mark belongs to the n-th cut.
+        """
+        with self._arrival:
+            number, self._begun = self._begun, self._begun + 1
+            waiting = [_copy(w.message) for box in self._boxes.values() for w in box if w.age <= number]
+            cut = Cut(number, waiting, (p for p in peers if self._marks[p] <= number), self._arrival)
+            if cut.missing:
+                self._cuts.append(cut)
+            return cut
 
     def load(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Put messages that `state` listed into empty boxes."""
+        """Put messages that a cut listed into empty boxes."""
         self._boxes.clear()
         self.waiting = Waiting()
         for saved in state:
             micro = saved["micro"]
             self.post(Message(**{**saved, "micro": Micro(**micro) if micro is not None else None}))
+
+    @property
+    def voided(self) -> bool:
+        """Whether a peer has called off the batches under way."""
+        return bool(self._voided_by)
+
+    def void(self, sender: int) -> None:
+        """Note that a peer calls off the batches under way: waits for messages end."""
+        with self._arrival:
+            self._voided_by.add(sender)
+            self._arrival.notify_all()
+
+    def wait_for_void(self, peers: Iterable[int]) -> None:
+        """Return once all `peers` have called off the batches under way, so that nothing old can arrive any more."""
+        wanted = set(peers)
+        with self._arrival:
+            while not wanted <= self._voided_by:
+                error = self._failure or next(iter(self._ended.values()), None)
+                if error is not None:
+                    raise error
+                self._arrival.wait(timeout=1.0)
+
+    def begin_again(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Drop everything, what is known of marks included, and go on with the messages that a cut listed."""
+        with self._arrival:
+            self._voided_by.clear()
+            self._marks.clear()
+            self._begun, self._cuts = 0, []
+        self.load(state)
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
         """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""
@@ -203,3 +312,7 @@ class Mail:
         with self._arrival:
             self._failure = self._failure or error
             self._arrival.notify_all()
+
+
+def _copy(message: Message) -> Message:
+    return replace(message, payload=copied(message.payload))

@@ -1,25 +1,29 @@
 """Messages as bytes: a header of fixed size, then one block of bytes per large tensor.
 
 The header is JSON (no pickle) with a checksum. It names the message, gives dtype, shape and strides of every tensor,
-and carries small tensors itself. The receiver reads it before it makes room for anything else, so a payload never meets
-a buffer of another size, and any dtype and any dense memory order arrive as they left.
+carries small tensors itself, and the checksums of all blocks. The receiver reads it before it makes room for anything
+else, so a payload never meets a buffer of another size, and any dtype and any dense memory order arrive as they left.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import zlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ..errors import TransportError
+from ..io.space import bytes_text
 from ..nn.tree import Tree, flatten, leaves, map_tensors, unflatten
 from .mail import Message, Micro
+from .memory import TAKES_LESS, is_out_of_memory, most_held
 
 __all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "dense_tree", "open_envelope", "seal"]
 
@@ -28,6 +32,8 @@ HEADER_BYTES = 16384
 _INLINE_BYTES, _ALL_INLINE_BYTES = 4096, 8192
 # Length of the text and checksum of everything else.
 _PREFIX = 16
+# No message is larger than the machine: room for one that claims to be is not even asked for.
+_MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def dense(t: Tensor) -> Tensor:
@@ -58,43 +64,104 @@ def _flat(t: Tensor) -> Tensor:
     return t.detach().as_strided((t.numel(),), (1,), t.storage_offset()).view(torch.uint8)
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Head(BaseModel):
+    """The text of a header. What it says is believed only as far as its types go: the rest is checked by `Envelope`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    sequence: Count
+    closes: bool = False
+    kind: str = ""
+    stage: int = 0
+    micro: Micro | None = None
+    version: int = 0
+    scalars: dict[str, float] | None = None
+    control: str | None = None
+    structure: str | list[Any] = ""
+    tensors: list[tuple[str, list[Count], list[Count]]] = []
+    checksums: list[int] = []
+
+
 class Envelope:
     """A header that was read: the message without its large tensors, and the room they need."""
 
-    def __init__(self, head: dict[str, Any], inline: Tensor) -> None:
-        self.sequence: int = head["sequence"]
-        self.closes: bool = head.get("closes", False)
+    def __init__(self, head: _Head, inline: Tensor) -> None:
+        self.sequence = head.sequence
+        self.closes = head.closes
         self._head = head
         self._tensors: list[Tensor] = []
         self.blocks: list[Tensor] = []
-        described = [(_dtype(name), shape, strides) for name, shape, strides in head.get("tensors", ())]
+        described = [(_dtype(name), shape, strides) for name, shape, strides in head.tensors]
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in described]
+        if sum(sizes) > _MOST_BYTES:
+            raise TransportError(
+                f"a message announces {sum(sizes)} bytes, more than this machine has: the stream of messages is damaged"
+            )
         offset = 0
         for (dtype, shape, strides), nbytes, small in zip(described, sizes, _travel_inline(sizes), strict=True):
             if small:
                 block = inline[offset : offset + nbytes].clone()
                 offset += _aligned(nbytes)
             else:
-                block = torch.empty(nbytes, dtype=torch.uint8)
+                block = _room(nbytes)
                 self.blocks.append(block)
-            self._tensors.append(block.view(dtype).as_strided(shape, strides))
+            try:
+                self._tensors.append(block.view(dtype).as_strided(shape, strides))
+            except (RuntimeError, TypeError) as error:
+                raise TransportError(
+                    f"a message announces a tensor of {dtype} with shape {shape} and strides {strides}, which its "
+                    f"{nbytes} bytes do not hold"
+                ) from error
+        if len(head.checksums) != len(self.blocks):
+            raise TransportError(
+                f"a message announces {len(self.blocks)} block(s), and {len(head.checksums)} checksums"
+            )
+
+    def verify(self, sender: int) -> None:
+        """Refuse `blocks` that are not what rank `sender` sent."""
+        head = self._head
+        for number, (block, sent) in enumerate(zip(self.blocks, head.checksums, strict=True)):
+            if _checksum(block) != sent:
+                raise TransportError(
+                    f"the {head.kind} message{f' of {head.micro}' if head.micro else ''} for stage {head.stage} was "
+                    f"damaged on its way from rank {sender}: block {number} of {len(self.blocks)} ({block.nbytes} "
+                    "bytes) does not match its checksum. If it happens again, look for faulty memory or a faulty "
+                    "network on both hosts."
+                )
 
     def message(self) -> Message:
         """The message, once all `blocks` are filled."""
         head = self._head
         return Message(
-            kind=head["kind"],
-            stage=head["stage"],
-            micro=Micro(**head["micro"]) if head["micro"] else None,
-            payload=unflatten(head["structure"], self._tensors),
-            version=head["version"],
-            scalars=head["scalars"],
+            kind=head.kind,
+            stage=head.stage,
+            micro=head.micro,
+            payload=unflatten(head.structure, self._tensors),
+            version=head.version,
+            scalars=head.scalars,
+            control=head.control,
         )
+
+
+def _room(nbytes: int) -> Tensor:
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TransportError(
+            f"out of memory: there is no room for a message of {bytes_text(nbytes)}, this process held "
+            f"{bytes_text(most_held())} at most; {TAKES_LESS}"
+        ) from error
 
 
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    # Of quantized dtypes torch does not know how many bytes a view of them takes.
+    if not isinstance(dtype, torch.dtype) or name.startswith("q"):
         raise TransportError(f"a message announces a tensor of unknown dtype {name!r}")
     return dtype
 
@@ -124,12 +191,15 @@ def seal(message: Message, sequence: int) -> tuple[Tensor, list[Tensor]]:
         "micro": asdict(message.micro) if message.micro else None,
         "version": message.version,
         "scalars": message.scalars,
+        "control": message.control,
         "structure": structure,
         "tensors": [(str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride())) for t in tensors],
     }
     inline = _travel_inline(t.nbytes for t in tensors)
     small = [t for t, fits in zip(tensors, inline, strict=True) if fits]
-    return _header(head, small), [_flat(t) for t, fits in zip(tensors, inline, strict=True) if not fits]
+    blocks = [_flat(t) for t, fits in zip(tensors, inline, strict=True) if not fits]
+    head["checksums"] = [_checksum(block) for block in blocks]
+    return _header(head, small), blocks
 
 
 def close_notice(sequence: int) -> Tensor:
@@ -153,18 +223,29 @@ def _header(head: dict[str, Any], small: Sequence[Tensor]) -> Tensor:
     for t in small:
         header[offset : offset + t.nbytes] = _flat(t)
         offset += _aligned(t.nbytes)
-    prefix[1] = _checksum(header)
+    prefix[1] = _header_checksum(header)
     return header
 
 
-def _checksum(header: Tensor) -> int:
-    return zlib.crc32(header[_PREFIX:].numpy().data, zlib.crc32(header[: _PREFIX // 2].numpy().data))
+def _checksum(*blocks: Tensor) -> int:
+    """Of bytes, as a number that fits an int64. Chosen by benchmarks/checksum_cost.py."""
+    digest = xxhash.xxh3_64()
+    for block in blocks:
+        digest.update(block.numpy().data)
+    return digest.intdigest() - 2**63
+
+
+def _header_checksum(header: Tensor) -> int:
+    return _checksum(header[: _PREFIX // 2], header[_PREFIX:])
 
 
 def open_envelope(header: Tensor) -> Envelope:
     """Read a header; a damaged one is refused."""
     length, checksum = (int(number) for number in header[:_PREFIX].view(torch.int64))
-    if not 0 < length <= HEADER_BYTES - _PREFIX or checksum != _checksum(header):
+    if not 0 < length <= HEADER_BYTES - _PREFIX or checksum != _header_checksum(header):
         raise TransportError("a header does not match its checksum: the stream of messages is damaged")
-    head = json.loads(header[_PREFIX : _PREFIX + length].numpy().tobytes())
+    try:
+        head = _Head.model_validate_json(header[_PREFIX : _PREFIX + length].numpy().tobytes())
+    except ValidationError as error:
+        raise TransportError(f"a header cannot be read: {error.errors()[0]['msg']}") from error
     return Envelope(head, header[_PREFIX + _aligned(length) :])

@@ -1,45 +1,54 @@
-"""The processes of one run and the few collective operations they need outside of training."""
+"""The processes of one run and the few collective operations they need outside of training.
+
+From the first moment on, ranks watch each other: whoever waits here for one that is stopped, gone, or never came is
+told so.
+"""
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
-import queue
-import threading
-import time
-import uuid
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ..errors import TransportError
+from .health import Health
+from .meeting import join_group, start_limit, start_name
+from .notes import SECRET
+from .together import Alarm, together
 
 __all__ = ["World", "current_world"]
 
 T = TypeVar("T")
 # Idle time between steps is the user's business; stuck peers are found by heartbeats, not by this.
 _PATIENCE = timedelta(days=7)
-# Seconds until a broken connection has been explained, on a machine with little time for it.
-_EXPLANATION = 15.0
+# All ranks make their worlds in the same order.
+_numbers = itertools.count()
 
 
 class World:
     """A process alone, or one of several that run the same program.
 
+    **Arguments:** `health`: watches the others while this one waits for them.
+
     >>> World().gather("x")
     ['x']
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, health: Health | None = None) -> None:
         self.group = group
+        self.health = health
         self.rank = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
-        self._alarm: Callable[[], Exception | None] | None = None
-        self.name = self.broadcast(uuid.uuid4().hex)
+        self._alarm: Alarm = health.failure if health is not None else lambda: None
+        if health is not None:
+            health.trust(self.broadcast(os.environ.get(SECRET) or secrets.token_hex(32)))
 
-    def heed(self, alarm: Callable[[], Exception | None]) -> None:
+    def heed(self, alarm: Alarm) -> None:
         """Raise what `alarm` returns, if anything, instead of waiting on for a rank that is gone or stuck."""
         self._alarm = alarm
 
@@ -60,52 +69,84 @@ class World:
         result: T = box[0]
         return result
 
+    def collect(self, value: T) -> list[T] | None:
+        """The values of all ranks, by rank, on rank 0; elsewhere `None`."""
+        if self.group is None:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        self._together(lambda: dist.gather_object(value, values, dst=0, group=self.group))
+        return values
+
+    def share_out(self, values: Sequence[T] | None) -> T:
+        """For each rank its own one of rank 0's `values`, which nobody else needs to have."""
+        if self.group is None:
+            assert values is not None
+            return values[0]
+        box: list[Any] = [None]
+        given = list(values) if values is not None else None
+        self._together(lambda: dist.scatter_object_list(box, given, src=0, group=self.group))
+        result: T = box[0]
+        return result
+
+    def aside(self) -> World:
+        """The same ranks with connections of their own, for exchanges on another thread. Made by all ranks together."""
+        other = World(_new_group(self._alarm) if self.group is not None else None)
+        other.heed(self._alarm)
+        return other
+
     def _together(self, work: Callable[[], None]) -> None:
-        """Do a collective operation, which nothing can interrupt, on a thread, so that this one can hear the alarm."""
-        if self._alarm is None:
-            work()
-            return
-        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        together(work, self._alarm)
 
-        def attempt() -> None:
-            try:
-                work()
-                outcome.put(None)
-            except Exception as error:
-                outcome.put(error)
-
-        threading.Thread(target=attempt, name="unlatch-together", daemon=True).start()
-        error, deadline = None, math.inf
-        while time.monotonic() < deadline:
-            try:
-                error = outcome.get(timeout=0.2)
-            except queue.Empty:
-                pass
-            else:
-                if error is None:
-                    return
-                # The connection broke: those who watch will know in a moment whose fault it was.
-                deadline = time.monotonic() + _EXPLANATION
-            if (reason := self._alarm()) is not None:
-                raise reason
-        raise TransportError(f"an exchange between all ranks failed: {error}") from error
+    @contextmanager
+    def telling_of_errors(self) -> Iterator[None]:
+        """Tell the others of an error that leaves this block: they wait for this rank in vain."""
+        try:
+            yield
+        except BaseException as error:
+            if self.health is not None:
+                lines = str(error).splitlines()
+                self.health.leave_note(lines[0] if lines else type(error).__name__)
+            raise
 
     def close(self) -> None:
-        """Give the process group back."""
+        """Take leave of the others and give the process group back."""
+        if self.health is not None:
+            self.health.close()
         if self.group is not None:
             dist.destroy_process_group(self.group)
             self.group = None
 
 
-def current_world(distributed: bool | None = None) -> World:
+def current_world(distributed: bool | None = None, stall_limit: float = 60.0) -> World:
     """The world this process lives in: that of an initialised process group or of torchrun, else itself alone.
 
-    **Arguments:** `distributed`: `False` insists on a world of one.
+    **Arguments:**
+
+    - `distributed`: `False` insists on a world of one.
+    - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     """
     if distributed is False:
         return World()
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo")
+        join_group(stall_limit=stall_limit)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return World()
-    return World(dist.new_group(backend="gloo", timeout=_PATIENCE))
+    health = Health(
+        f"{start_name()}/{next(_numbers)}",
+        dist.get_rank(),
+        dist.get_world_size(),
+        stall_limit=stall_limit,
+        secret=os.environ.get(SECRET),
+        start_limit=start_limit(),
+    )
+    try:
+        return World(_new_group(health.failure), health)
+    except BaseException:
+        health.close()
+        raise
+
+
+def _new_group(alarm: Alarm) -> dist.ProcessGroup:
+    """Connections that nothing else travels on. Made by all ranks together."""
+    group: dist.ProcessGroup = together(lambda: dist.new_group(backend="gloo", timeout=_PATIENCE), alarm)
+    return group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...runtime.stage import Stage
 from ...transport.mail import Micro
+from ..local.statistics import MOST_RECORDS
 from .sources import Raw
 
 __all__ = ["GradientProbe", "cosine", "serial_gradients"]
@@ -53,7 +55,7 @@ class GradientProbe:
     def __init__(self, stages: Mapping[int, Stage]) -> None:
         self._stages = [stages[index] for index in sorted(stages)]
         #: Per stage: update, cosine with the gradient of backpropagation, ratio of norms.
-        self.found: dict[int, list[tuple[int, float, float]]] = {index: [] for index in stages}
+        self.found: dict[int, deque[tuple[int, float, float]]] = {i: deque(maxlen=MOST_RECORDS) for i in stages}
         self._known: tuple[int, list[list[Tensor]]] | None = None
 
     def compare(self, stage: int, micro: Micro, raw: Raw) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, fields
@@ -23,7 +24,7 @@ from ...schedule import Kind
 from ...transport.mail import Micro
 from ...transport.wire import dense_tree
 from ..local.stations import LEARN, LOSS_DOWN
-from ..local.statistics import BorderRecord, LocalStatistics, time_by_part
+from ..local.statistics import MOST_RECORDS, BorderRecord, LocalStatistics, time_by_part
 from ..local.synthesis import Synthesis
 from . import schedule as kinds
 from .mismatch import relaxed_multiplier
@@ -90,7 +91,7 @@ class BorderStation(Station):
         self.shallow = method.ablation == "shallow"
         self.frozen = method.ablation == "frozen" and not stage.last
         #: Measurements at the border below.
-        self.records: list[BorderRecord] = []
+        self.records: deque[BorderRecord] = deque(maxlen=MOST_RECORDS)
         self.under_way: dict[int, _UnderWay] = {}
         self._alone = alone
         self._true_state: tuple[Micro, Raw, Tensor] | None = None
@@ -382,7 +383,7 @@ class BorderStation(Station):
         true = state["true_state"]
         self._true_state = None if true is None else (Micro(**true[0]), Raw(*true[1]), true[2])
         self._batches = state["batches"]
-        self.records = [BorderRecord(*record) for record in state["records"]]
+        self.records = deque((BorderRecord(*record) for record in state["records"]), maxlen=MOST_RECORDS)
 
     def trained(self) -> dict[str, Trained]:
         found = self.source.trained() if self.source is not None else {}

@@ -60,9 +60,7 @@ def plan_exact(
     return assemble(chain, devices, how, found.tasks, in_a_row=False, proven=proven)
 
 
-def _solve(
-    items: Sequence[Item], devices: int, known: float, time_limit: float
-) -> tuple[dict[int, int] | None, float]:
+def _solve(items: Sequence[Item], devices: int, known: float, time_limit: float) -> tuple[dict[int, int] | None, float]:
     """The device of each whole item, and a value below which no placement can be.
 
     Items of one size are alike, so the unknowns are how many of each size a device has; divisible items are one

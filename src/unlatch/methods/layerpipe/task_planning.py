@@ -65,9 +65,7 @@ def place_tasks(
     return plan, loads, note
 
 
-def _candidates(
-    chain: Sequence[LayerCost], devices: int, mode: Mode, linear: Sequence[bool]
-) -> Iterator[PlannedTasks]:
+def _candidates(chain: Sequence[LayerCost], devices: int, mode: Mode, linear: Sequence[bool]) -> Iterator[PlannedTasks]:
     """Simplest first."""
     if devices <= len(chain):
         starts = contiguous_split([float(layer.work) for layer in chain], devices)

@@ -90,7 +90,8 @@ class Networks:
         net = Rescaled(parts, border.shape, rescale=rescale)
         check_auxnet(net, border)
         clip, make = None if shared else options.clip_grad_norm, _given(optimizer, options.optimizer)
-        trained = Trained(net, self._place(stage, net), make, options.lr_scheduler, clip)
+        place = self._place(stage, net)
+        trained = Trained(net, place, make, options.lr_scheduler, clip, checks=options.checks_finite)
         size = capacity(net, border)
         if size.flop_ratio > 0.5:
             log.warning(
@@ -136,7 +137,8 @@ class Networks:
                 f"the synthesiser of stage {stage} is a {type(net).__name__} without loss(h, target, gradient): give "
                 "it one, as unlatch.nn.heads.GradientSynthesiser has"
             )
-        return Synthesis(Trained(net, self._place(stage, net), lambda params: torch.optim.Adam(params, lr=rate)))
+        checks, place = self.blueprint.options.checks_finite, self._place(stage, net)
+        return Synthesis(Trained(net, place, lambda params: torch.optim.Adam(params, lr=rate), checks=checks))
 
     def _has_classes(self) -> bool:
         assert self.blueprint.sample is not None
@@ -158,6 +160,7 @@ class Networks:
             _given(optimizer, options.optimizer),
             options.lr_scheduler,
             options.clip_grad_norm,
+            checks=options.checks_finite,
         )
 
     def _check_head(self, net: nn.Module, stage: int) -> None:

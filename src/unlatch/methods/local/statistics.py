@@ -9,8 +9,10 @@ from itertools import pairwise
 from ...nn.auxiliary import Capacity
 from .speedup import LayerParallelTimes
 
-__all__ = ["BorderRecord", "LocalStatistics", "layer_parallel_times", "time_by_part"]
+__all__ = ["MOST_RECORDS", "BorderRecord", "LocalStatistics", "layer_parallel_times", "time_by_part"]
 
+#: Measurements of one kind that a stage keeps, the newest ones, so that a long run stays bounded.
+MOST_RECORDS = 10_000
 _SERIAL = ("forward", "backward", "update")
 #: What entries are called in the speed-up formula; whatever else there is belongs to borders.
 _PARTS = {
