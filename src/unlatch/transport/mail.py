@@ -132,6 +132,8 @@ class Cut:
         self.number = number
         self.missing = set(peers)
         self.messages = messages
+        #: Whether it will never be complete, since all ranks have gone back to an earlier state.
+        self.dropped = False
         self._changed = changed
 
     def wait(self, failure: Callable[[], UnlatchError | None]) -> list[dict[str, Any]]:
@@ -140,6 +142,8 @@ class Cut:
             while self.missing:
                 if (error := failure()) is not None:
                     raise error
+                if self.dropped:
+                    raise TransportError("what was under way was called off before all of it was known")
                 self._changed.wait(timeout=1.0)
         return [
             {f.name: getattr(m, f.name) for f in fields(m)} | {"micro": asdict(m.micro) if m.micro else None}
@@ -294,7 +298,10 @@ class Mail:
         with self._arrival:
             self._voided_by.clear()
             self._marks.clear()
+            for cut in self._cuts:
+                cut.dropped = True
             self._begun, self._cuts = 0, []
+            self._arrival.notify_all()
         self.load(state)
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
