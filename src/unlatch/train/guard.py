@@ -28,7 +28,7 @@ from ..transport.mail import Voided
 from ..transport.world import World
 from .saving import Saving
 
-__all__ = ["Guard", "State"]
+__all__ = ["Guard", "Snapshot"]
 
 log = logging.getLogger("unlatch")
 
@@ -39,7 +39,7 @@ _INTERVAL = 20
 _LIMIT = 10
 
 
-class State(NamedTuple):
+class Snapshot(NamedTuple):
     """All that is under way here.
 
     **Arguments:** `part`: this rank's part of a checkpoint, with the state in second place; waits for messages.
@@ -57,7 +57,7 @@ class _Kept:
     position: int
     left_out: int
     batches: int
-    state: State
+    state: Snapshot
     done: list[Callable[[], Any]] = field(default_factory=list)
 
 
@@ -88,7 +88,7 @@ class Guard:
         engine: Engine,
         links: Sequence[Link],
         world: World,
-        snapshot: Callable[[Mapping[str, Any]], State],
+        snapshot: Callable[[Mapping[str, Any]], Snapshot],
         finish_saving: Callable[[], None],
         describe: Callable[[int], str],
         tell: Callable[[str], None],

@@ -37,7 +37,7 @@ from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
 from .exact import packed, random_state, restore_random, share, unpacked, whole
-from .guard import Guard, State
+from .guard import Guard, Snapshot
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
@@ -324,15 +324,15 @@ class Run:
         if saving is not None:
             saving.wait()
 
-    def _state(self, progress: Mapping[str, Any]) -> State:
+    def _state(self, progress: Mapping[str, Any]) -> Snapshot:
         """All that is under way."""
         found, numbers, lost = self._under_way(), random_state(), self._not_finite()
         made = partial(_exact_checkpoint, self._facts(progress), self._engine.devices[0])
-        return State(lambda: (*found(), numbers, lost), partial(self._checked, made))
+        return Snapshot(lambda: (*found(), numbers, lost), partial(self._checked, made))
 
-    def _drained_state(self, progress: Mapping[str, Any]) -> State:
+    def _drained_state(self, progress: Mapping[str, Any]) -> Snapshot:
         part = self._drained_part()
-        return State(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
+        return Snapshot(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
 
     def _drained_part(self) -> tuple[Any, ...]:
         own = snapshot.named(self._engine, self._names, self.plan.starts)

@@ -152,7 +152,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Boxed:
     """A message in its box, its bytes as far as they count, and how many marks its sender had sent before it."""
 
     message: Message
@@ -173,7 +173,7 @@ class Mail:
         self.stages = stages
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
-        self._boxes: dict[tuple[str, int], deque[_Waiting]] = {}
+        self._boxes: dict[tuple[str, int], deque[_Boxed]] = {}
         self._arrival = threading.Condition()
         self._marks: Counter[int] = Counter()
         self._begun = 0
@@ -208,7 +208,7 @@ class Mail:
                     f"{len(box)} {message.kind} messages wait for stage {message.stage}, where the schedule allows "
                     f"{room}: the sender runs ahead of its schedule"
                 )
-            box.append(_Waiting(message, nbytes, self._begun if sender is None else self._marks[sender]))
+            box.append(_Boxed(message, nbytes, self._begun if sender is None else self._marks[sender]))
             self.waiting.change(message.stage, nbytes)
             for cut in self._cuts:
                 if sender in cut.missing:
