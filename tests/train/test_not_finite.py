@@ -250,3 +250,55 @@ def test_saving_them_on_purpose(tmp_path, caplog):
         dict(run.module().named_parameters())["1.0.bias"][2] = torch.inf
     run.save(tmp_path / "state")
     assert "a checkpoint is written although the weight 1.0.bias is not finite (stage 1" in caplog.text
+
+
+def four_stages(**more):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2))
+    return unlatch.parallelize(
+        model,
+        "dtr",
+        stages=4,
+        split=["1", "2", "3"],
+        loss_fn=nn.functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        nonfinite="skip",
+        **more,
+    )
+
+
+def classes(count, bad=()):
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for number in range(count):
+        x, y = torch.randn(8, 4, generator=generator), torch.randint(2, (8,), generator=generator)
+        if number in bad:
+            x[0, 0] = float("nan")
+        found.append((x, y))
+    return found
+
+
+def test_batches_left_out_before_a_load_are_not_left_out_after_it(tmp_path):
+    """One that stood where a bad one had stood was dropped without a word."""
+    run = four_stages()
+    for number, (x, y) in enumerate(classes(20, bad={5})):
+        if number == 3:
+            run.save(tmp_path / "checkpoint")
+        run.step(x, y)
+    assert (run.left_out, run.batches) == (1, 19)
+    run.load(tmp_path / "checkpoint")
+    for x, y in classes(20)[3:]:
+        run.step(x, y)
+    assert (run.left_out, run.batches) == (0, 20)
+
+
+def test_a_state_that_is_taken_again_knows_its_place_in_the_data(tmp_path):
+    """After going back over a kept state, what was saved in the end said that its pass had only begun."""
+    faults = unlatch.Faults().poison(stage=0, at=18, part="gradient")
+    trainer = unlatch.Trainer(four_stages(faults=faults), tmp_path)
+    with pytest.raises(NonFinite, match="10 batches before it were left out"):
+        trainer.fit(classes(60, bad=range(28, 45)))
+    again = unlatch.Trainer(four_stages(), tmp_path)
+    again.resume()
+    assert again.batches_into_epoch == 20
+    assert again.samples_into_epoch == 160

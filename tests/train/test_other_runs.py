@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from functools import partial
 
 import pytest
@@ -121,3 +123,20 @@ def test_another_model(tmp_path):
     )
     with pytest.raises(CheckpointMismatch, match=r"is not a checkpoint of this model: missing \['0.bias'"):
         other.load(tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_of_the_first_format(tmp_path):
+    run = begun("pipedream")
+    for x, y in data():
+        run.step(x, y)
+    run.save(tmp_path / "checkpoint", exact=False)
+    file = tmp_path / "checkpoint" / "state.json"
+    manifest = json.loads(file.read_text())
+    del manifest["sha256"], manifest["state"]["run"], manifest["state"]["random"]
+    manifest["format"] = 1
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    file.write_text(json.dumps({**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    other = another()
+    assert other.load(tmp_path / "checkpoint")["batches"] == len(data())
+    expected = run.module().state_dict()
+    assert all(torch.equal(t, expected[name]) for name, t in other.module().state_dict().items())

@@ -13,6 +13,7 @@ import trainer_jobs
 import unlatch
 from trainer_jobs import SESSIONS
 from unlatch.errors import CheckpointMismatch, ConfigError, DataError
+from unlatch.io import checkpoint
 from unlatch.train import Every
 
 
@@ -150,3 +151,56 @@ def test_a_damaged_latest_is_named(tmp_path):
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointMismatch, match=r"exact\.safetensors: .* bytes, expected"):
         trainer.resume()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", "abc"),
+        ("summed", None),
+        ("epoch_random", {}),
+        ("batches_into_epoch", [1]),
+        ("samples_into_epoch", -1),
+    ],
+)
+def test_a_session_in_an_edited_state_is_named(name, value, tmp_path):
+    """They ended in ValueError, TypeError and KeyError."""
+    trainer = unlatch.Trainer(trainer_jobs.begun("bp"), tmp_path)
+    trainer.save()
+    content = checkpoint.read(tmp_path / "latest")
+    state = {**content.state, "loop": {**content.state["loop"], name: value}}
+    checkpoint.write(tmp_path / "edited", checkpoint.Checkpoint(content.model, state, content.extra))
+    with pytest.raises(CheckpointMismatch, match="edited"):
+        trainer.load(tmp_path / "edited")
+
+
+def test_what_a_killed_writer_left_is_removed_with_the_next_checkpoint(tmp_path):
+    """Each step has a folder of its own, so nobody came back to where the writer had died."""
+    trainer = unlatch.Trainer(trainer_jobs.begun("bp"), tmp_path)
+    (tmp_path / ".step-00000007.tmp-abc").mkdir(parents=True)
+    (tmp_path / ".step-00000007.tmp-abc" / "model.safetensors").write_text("half")
+    trainer.save()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory")])
+def test_a_checkpoint_for_which_there_is_no_memory_does_not_end_training(error, tmp_path, caplog, monkeypatch):
+    caplog.set_level(logging.WARNING, "unlatch")
+
+    def refuse(path, content):
+        raise error
+
+    monkeypatch.setattr(checkpoint, "write", refuse)
+    expected = trainer_jobs.undisturbed("pipedream")
+    assert trainer_jobs.same(expected, trainer_jobs.saved_beside("pipedream", str(tmp_path), "4 batches"))
+    assert "a checkpoint could not be written" in caplog.text
+
+
+def test_a_score_that_is_no_number_is_no_best(tmp_path):
+    kept = unlatch.Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    run = trainer_jobs.begun("bp")
+    trainer = unlatch.Trainer(run, kept)
+    for score in (0.3, float("nan"), 0.1):
+        run.step(*(t[:8] for t in trainer_jobs.tensors()))
+        trainer.save(score=score)
+    assert kept.best() == kept.path(1)

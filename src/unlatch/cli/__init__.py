@@ -1,8 +1,9 @@
 """The command line: one module per command, each with a function `command` that typer turns into flags and help.
 
 Read `train` first: `settings` reads the file and the flags, `continuing` finds the run to go on with, `prepare` makes
-every open choice, `session` trains on each rank. `planning` is what `plan` and `simulate` share, `checks` what `check`
-looks at, `console` where all text goes.
+every open choice, `session` trains on each rank. `ranks` says who started them, `stopping` looks for the file that asks
+a run to stop, `progress` shows how far it is. `planning` is what `plan` and `simulate` share, `catalogue` what
+`methods` can say, `checks` what `check` looks at, `console` where all text goes.
 No module here names a method: what it must know of one it asks through the hooks of `unlatch.methods.base.Method`.
 """
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..errors import ConfigError
@@ -42,7 +43,10 @@ def command(
         raise ConfigError(f"{out}: exists; choose another name, or replace it with --overwrite")
     tensors, loop = checkpoint.read(folder, only={"model"}).model, facts(folder).loop
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: t.contiguous() for name, t in tensors.items()}, out, metadata={"format": "pt"})
+    try:
+        save_file({name: t.contiguous() for name, t in tensors.items()}, out, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise ConfigError(f"{out}: cannot be written: {error}") from None
     found = {
         "checkpoint": str(folder),
         "out": str(out),

@@ -12,7 +12,7 @@ import psutil
 from ..transport.meeting import place
 from ..transport.world import World, current_world
 
-__all__ = ["all_ranks", "rank", "restarts", "torchrun_name", "under_torchrun"]
+__all__ = ["all_ranks", "rank", "torchrun_name", "under_torchrun"]
 
 
 def under_torchrun() -> bool:
@@ -33,11 +33,6 @@ def torchrun_name() -> str | None:
         agent = psutil.Process(os.getppid())
         return f"{socket.gethostname()}:{agent.pid}:{agent.create_time()}"
     return name
-
-
-def restarts() -> int:
-    """How often the ranks were started anew after one of them was lost."""
-    return int(os.environ.get("UNLATCH_RESTARTS") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
 @contextmanager

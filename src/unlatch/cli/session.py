@@ -26,12 +26,13 @@ from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event, bubble
 from ..train import Epoch, Run, StageStatistics, StepResult, Trainer
 from ..train.probe import Comparison, as_metrics
+from ..transport.restarts import restarts
 from ..transport.signals import heeding_signals
 from ..transport.world import World
 from .console import people
 from .prepare import PreparedRun, loaders, make_run
 from .progress import Display, Silent, display_for
-from .ranks import all_ranks, restarts
+from .ranks import all_ranks
 from .stopping import stop_file
 
 __all__ = ["SessionOptions", "train_session"]

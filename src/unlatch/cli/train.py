@@ -25,10 +25,11 @@ from ..methods import get
 from ..report.stages import stage_table
 from ..train.trainer import Every
 from ..transport.launch import Ranks
+from ..transport.restarts import restarts
 from .console import Reported, emit_json, flags_of, people
 from .continuing import Continued, continued
 from .prepare import PreparedRun, loaders, prepare
-from .ranks import all_ranks, rank, restarts, torchrun_name, under_torchrun
+from .ranks import all_ranks, rank, torchrun_name, under_torchrun
 from .session import SessionOptions, train_session
 from .settings import read_settings
 from .stopping import heeding_stop_file

@@ -11,6 +11,7 @@ checkpoints/
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ from . import checkpoint, durable
 __all__ = ["Checkpoints"]
 
 _STEP = re.compile(r"step-(\d{8,})")
+# What a writer that was killed leaves.
+_LEFT_BEHIND = re.compile(r"\.(step-\d{8,})\.(?:tmp-.*|old)")
 _SCORES = "scores.json"
 
 
@@ -72,9 +75,9 @@ class Checkpoints:
     def landed(self, step: int, score: float | None = None) -> None:
         """Make the checkpoint that was written to `path(step)` the latest one, and delete what need not be kept."""
         scores = self._scores()
-        if score is not None:
+        if score is not None and math.isfinite(score):
             scores[step] = score
-        kept = self.steps()
+        kept = [s for s in self.steps() if s <= step]
         best = sorted((s for s in kept if s in scores), key=lambda s: (scores[s], s), reverse=True)
         stay = {step, *kept[-self.keep_last :], *best[: self.keep_best]}
         durable.write_text(self.folder / _SCORES, json.dumps({s: scores[s] for s in sorted(stay) if s in scores}))
@@ -84,6 +87,8 @@ class Checkpoints:
         for old in kept:
             if old not in stay:
                 shutil.rmtree(self.path(old), ignore_errors=True)
+        for name in {match[1] for path in self.folder.iterdir() if (match := _LEFT_BEHIND.fullmatch(path.name))}:
+            durable.tidy(self.folder / name)
 
     def go_back(self, step: int) -> None:
         """Make an earlier checkpoint the latest one again; the others stay for now."""

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["current", "replaced", "sync", "write_text"]
+__all__ = ["current", "replaced", "sync", "tidy", "write_text"]
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def replaced(path: Path) -> Iterator[Path]:
     ['a', 'x']
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _clean(path)
+    tidy(path)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.tmp-", dir=path.parent))
     try:
         with _locked(temporary):
@@ -98,7 +98,7 @@ def _swap(temporary: Path, path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _clean(path: Path) -> None:
+def tidy(path: Path) -> None:
     """Undo what a killed writer left: an old folder moved aside, temporary folders that nobody holds."""
     aside = _aside(path)
     if aside.exists():

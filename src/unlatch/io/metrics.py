@@ -20,7 +20,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -160,14 +160,14 @@ def rewind(folder: str | Path, step: int, epochs: int) -> list[dict[str, Any]]:
     if first < len(rows):
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         durable.write_text(folder / "metrics.jsonl", "".join(lines[:first]))
-        _keep_rows_before(folder / "metrics.csv", rows[first]["time"])
+        # Made anew: a process that was killed, or a full disk, may have left it shorter than the other file.
+        durable.write_text(folder / "metrics.csv", _as_csv([_COLUMNS, *_cells(rows[:first])] if first else []))
     return rows[:first]
 
 
-def _keep_rows_before(file: Path, limit: float) -> None:
-    with file.open(encoding="utf-8", newline="") as table:
-        heading, *rows = csv.reader(table)
-    durable.write_text(file, _as_csv([heading, *(row for row in rows if len(row) > 1 and float(row[1]) < limit)]))
+def _cells(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    for row in rows:
+        yield from ((row["step"], row["time"], name, row[name]) for name in row if name not in ("step", "time"))
 
 
 def _from_json(value: Any) -> Any:

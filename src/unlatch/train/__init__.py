@@ -1,8 +1,10 @@
 """What users call: `parallelize` makes a `Run`, and `Trainer` trains it.
 
 Read `parallelize` first; `handshake` compares what ranks mean, `wiring` builds the engine of a rank and its links.
-`run` is the machine, `trainer` the session around it, `snapshot` checkpoints of both, `statistics` what is measured.
-`probe` and `reversal` watch gradients and inverses, `batching` joins batches. What is exported here is public.
+`run` is the machine, `trainer` the session around it, `snapshot` checkpoints of both, `exact` what is under way in
+them, `saving` writes one beside training. `guard` stops, or goes back, where something is not finite. `statistics` is
+what is measured, `probe` and `reversal` watch gradients and inverses, `batching` joins batches. What is exported here
+is public.
 """
 
 from .parallelize import parallelize

@@ -60,16 +60,13 @@ def share(state: State, stations: Container[int], leads: bool) -> dict[str, Any]
 def packed(model: Mapping[str, torch.Tensor], state: State, facts: Mapping[str, Any]) -> Checkpoint:
     """A checkpoint of the model and of a whole state, with `facts` beside it. Each tensor is stored once."""
     tensors, structure = flatten(dict(state))
-    names = {id(t): _IN_MODEL + name for name, t in model.items() if t.is_contiguous()}
+    names = {id(t): _IN_MODEL + name for name, t in model.items()}
     stored: dict[str, torch.Tensor] = {}
-    orders: dict[str, list[int]] = {}
     for t in tensors:
         if id(t) not in names:
             name = names[id(t)] = str(len(stored))
-            order = _memory_order(t)
-            if order is not None:
-                orders[name] = order
-            stored[name] = t if order is None else t.permute(order)
+            stored[name] = t
+    orders = {names[id(t)]: order for t in tensors if (order := _memory_order(t)) is not None}
     tree = {"structure": structure, "tensors": [names[id(t)] for t in tensors], "orders": orders}
     return Checkpoint(model, {**facts, _FILE: tree}, {_FILE: stored})
 
@@ -91,7 +88,7 @@ def unpacked(content: Checkpoint) -> dict[str, Any]:
     tree = content.state[_FILE]
     found = {**content.extra.get(_FILE, {}), **{_IN_MODEL + name: t for name, t in content.model.items()}}
     for name, order in tree["orders"].items():
-        found[name] = found[name].permute([order.index(d) for d in range(len(order))])
+        found[name] = found[name].permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
     if missing := [name for name in tree["tensors"] if name not in found]:
         raise CheckpointMismatch(f"state.json: {_FILE}.tensors: there is no tensor {missing[0]!r}")
     state: dict[str, Any] = unflatten(tree["structure"], [found[name] for name in tree["tensors"]])

@@ -28,7 +28,7 @@ from ..transport.mail import Voided
 from ..transport.world import World
 from .saving import Saving
 
-__all__ = ["Guard", "State"]
+__all__ = ["Guard", "Snapshot"]
 
 log = logging.getLogger("unlatch")
 
@@ -39,7 +39,7 @@ _INTERVAL = 20
 _LIMIT = 10
 
 
-class State(NamedTuple):
+class Snapshot(NamedTuple):
     """All that is under way here.
 
     **Arguments:** `part`: this rank's part of a checkpoint, with the state in second place; waits for messages.
@@ -57,8 +57,7 @@ class _Kept:
     position: int
     left_out: int
     batches: int
-    state: State
-    progress: Mapping[str, Any]
+    state: Snapshot
     done: list[Callable[[], Any]] = field(default_factory=list)
 
 
@@ -89,7 +88,7 @@ class Guard:
         engine: Engine,
         links: Sequence[Link],
         world: World,
-        snapshot: Callable[[Mapping[str, Any]], State],
+        snapshot: Callable[[Mapping[str, Any]], Snapshot],
         finish_saving: Callable[[], None],
         describe: Callable[[int], str],
         tell: Callable[[str], None],
@@ -109,6 +108,8 @@ class Guard:
         # A rank may be as far ahead of another as a batch is under way, and the batch at fault was under way as well.
         self._every = max(_INTERVAL, 2 * engine.schedule.depth + engine.accumulate + 2)
         self._kept: list[_Kept] = []
+        # What the session said of itself where states were taken: the same when they are taken again.
+        self._said: dict[int, Mapping[str, Any]] = {}
         self._to_do: list[Callable[[], Any]] = []
         self._open: Callable[[], Any] | None = None
         self._at: dict[int, int] = {}
@@ -142,15 +143,21 @@ class Guard:
     def forget(self) -> None:
         """Another state was loaded: those that were kept have nothing to do with it."""
         self._kept.clear()
+        self._said.clear()
         self._at.clear()
-        self._reported = 0
+        self._without.clear()
+        self._finished.clear()
+        self.left_out = self._reported = 0
+        self._last_save = (-1, Path())
 
     def _due(self) -> bool:
         return self.position % self._every == 0 and self._kept[-1].position != self.position
 
     def _take(self, progress: Mapping[str, Any]) -> None:
-        kept = _Kept(self.position, self.left_out, self._engine.batches, self._snapshot(progress), progress)
+        kept = _Kept(self.position, self.left_out, self._engine.batches, self._snapshot(progress))
         self._kept = [*self._kept, kept][-2:]
+        self._said = {at: said for at, said in self._said.items() if at >= self._kept[0].position}
+        self._said[self.position] = progress
         oldest = self._kept[0].batches
         self._at = {batch: position for batch, position in self._at.items() if batch >= oldest}
 
@@ -312,7 +319,7 @@ class Guard:
             result = self._perform(work)
             # After the work under way, whoever called for it keeps a state.
             if work is not self._open and self._due():
-                self._take({})
+                self._take(self._said.get(self.position, {}))
         return result
 
     # --------------------------------------------------------------------- stopping

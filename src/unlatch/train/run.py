@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +37,7 @@ from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
 from .exact import packed, random_state, restore_random, share, unpacked, whole
-from .guard import Guard, State
+from .guard import Guard, Snapshot
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
@@ -294,13 +295,14 @@ class Run:
         - `exact`: store the batches under way as well, so that a run that loads it goes on bit for bit. Otherwise the
           pipeline is emptied first. Either kind can be loaded into any number of stages, any method and plain PyTorch.
         - `progress`: plain values that a session wants to find again.
-        - `wait`: until it is in place; otherwise it is written while training goes on.
+        - `wait`: until it is in place; otherwise it is written while training goes on, unless memory is short.
         - `landed`: called on rank 0 once it is in place.
 
         **Returns:** the checkpoint on its way; `wait()` on it raises what went wrong.
         """
+        # What goes wrong with a checkpoint all ranks know alike: nobody is lost by it, and the caller may go on.
+        self.finish_saving()
         with self._reporting():
-            self.finish_saving()
             if not exact:
                 self.flush()
             self._guard.settle()
@@ -310,10 +312,11 @@ class Run:
                 self._aside = self._world.aside()
                 self._aside.heed(self.failure)
             self._guard.saving(Path(path))
-            self._saving = Saving(Path(path), self._aside, part, made, partial(_in_place, landed, self.batches))
-            if wait:
-                self.finish_saving()
-            return self._saving
+            saving = Saving(Path(path), self._aside, part, made, partial(_in_place, landed, self.batches))
+        self._saving = saving
+        if wait or _memory_is_short():
+            self.finish_saving()
+        return saving
 
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is still being written, and raise what went wrong with it; told once."""
@@ -321,15 +324,15 @@ class Run:
         if saving is not None:
             saving.wait()
 
-    def _state(self, progress: Mapping[str, Any]) -> State:
+    def _state(self, progress: Mapping[str, Any]) -> Snapshot:
         """All that is under way."""
         found, numbers, lost = self._under_way(), random_state(), self._not_finite()
         made = partial(_exact_checkpoint, self._facts(progress), self._engine.devices[0])
-        return State(lambda: (*found(), numbers, lost), partial(self._checked, made))
+        return Snapshot(lambda: (*found(), numbers, lost), partial(self._checked, made))
 
-    def _drained_state(self, progress: Mapping[str, Any]) -> State:
+    def _drained_state(self, progress: Mapping[str, Any]) -> Snapshot:
         part = self._drained_part()
-        return State(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
+        return Snapshot(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
 
     def _drained_part(self) -> tuple[Any, ...]:
         own = snapshot.named(self._engine, self._names, self.plan.starts)
@@ -375,34 +378,38 @@ class Run:
 
         **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
         """
-        path = Path(path)
+        self.finish_saving()
         with self._reporting():
-            self.finish_saving()
             self.flush()
-            world, engine = self._world, self._engine
-            names = {name for part in self._names.values() for name in part.values()}
-            ranks = world.gather((names, set(engine.stations), engine.leads))
-            shares: list[Any] | None = None
-            if world.rank == 0:
-                try:
-                    with snapshot.tolerating(path):
-                        shares = self._shares(path, ranks, optimizer)
-                except (UnlatchError, OSError) as error:
-                    shares = [error] * world.size
-            mine = world.share_out(shares)
-            if isinstance(mine, Exception):
-                raise mine
-            content, state, saved = mine
-            problem: UnlatchError | None = None
+            found = self._loaded(Path(path), optimizer)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _loaded(self, path: Path, optimizer: bool) -> dict[str, Any] | Exception:
+        """What the checkpoint says, or what is wrong with it, on every rank alike."""
+        world, engine = self._world, self._engine
+        names = {name for part in self._names.values() for name in part.values()}
+        ranks = world.gather((names, set(engine.stations), engine.leads))
+        shares: list[Any] | None = None
+        if world.rank == 0:
             try:
                 with snapshot.tolerating(path):
-                    self._take_over(path, content, state, saved, optimizer)
-            except UnlatchError as error:
-                problem = error
-            for found in world.gather(problem):
-                if found is not None:
-                    raise found
-            return dict(saved.loop.model_dump())
+                    shares = self._shares(path, ranks, optimizer)
+            except (UnlatchError, OSError) as error:
+                shares = [error] * world.size
+        mine = world.share_out(shares)
+        if isinstance(mine, Exception):
+            return mine
+        content, state, saved = mine
+        problem: UnlatchError | None = None
+        try:
+            with snapshot.tolerating(path):
+                self._take_over(path, content, state, saved, optimizer)
+        except UnlatchError as error:
+            problem = error
+        wrong = [found for found in world.gather(problem) if found is not None]
+        return wrong[0] if wrong else dict(saved.loop.model_dump())
 
     def _shares(self, path: Path, ranks: list[Any], optimizer: bool) -> list[Any]:
         """For each rank what it takes over: tensors by name, or what was under way."""
@@ -500,6 +507,11 @@ class Run:
             if self._health is not None:
                 self._health.leave_note(_first_line(error))
             raise
+
+
+def _memory_is_short() -> bool:
+    """Whether training on would be a risk while a copy of its state is still being written."""
+    return psutil.virtual_memory().available < psutil.Process().memory_info().rss
 
 
 def _in_place(landed: Callable[[], None] | None, batches: int) -> None:

@@ -66,11 +66,12 @@ class Saving:
         try:
             checkpoint.write(self.path, self._made(parts))
             self._landed()
-        except OSError as error:
-            return UnlatchError(
-                f"{self.path}: the checkpoint could not be written: {error.strerror or error}; what was there before "
-                "is as it was"
-            )
         except (UnlatchError, ValueError, TypeError) as error:
             return error
+        except Exception as error:
+            # Disks and memory run out in many ways.
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            return UnlatchError(
+                f"{self.path}: the checkpoint could not be written: {why}; what was there before is as it was"
+            )
         return None

@@ -11,7 +11,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..data.pairs import pairs
 from ..errors import ConfigError, DataError, Interrupted, UnlatchError
@@ -22,6 +24,7 @@ from ..transport.signals import heeding_signals
 from .exact import random_state, restore_random
 from .run import Loader, Run, StepResult
 from .saving import Saving
+from .snapshot import tolerating
 
 __all__ = ["Epoch", "Every", "Trainer"]
 
@@ -164,7 +167,8 @@ class Trainer:
             self._settle()
             if self._ended:
                 self.save()
-                raise Interrupted(self._ended)
+                number, self._ended = self._ended, None
+                raise Interrupted(number)
         return history
 
     def _closed(self, evaluation: dict[str, float]) -> Epoch:
@@ -310,7 +314,7 @@ class Trainer:
             "epochs": self.epochs,
             "samples_into_epoch": self.samples_into_epoch,
             "batches_into_epoch": self.batches_into_epoch,
-            "pass": [self._total.samples, self._total.loss],
+            "summed": [self._total.samples, self._total.loss],
             "epoch_random": self._begin,
         }
 
@@ -354,14 +358,17 @@ class Trainer:
 
     def load(self, path: str | Path) -> None:
         """Continue a session from a checkpoint; `fit` then goes to its place in the data."""
-        progress = self.run.load(path)
-        self.epochs = int(progress.get("epochs", 0))
-        self.samples_into_epoch = int(progress.get("samples_into_epoch", 0))
-        self.batches_into_epoch = int(progress.get("batches_into_epoch", 0))
-        samples, loss = progress.get("pass", (0, 0.0))
-        self._total = _Pass(samples, loss)
-        self._begin = progress.get("epoch_random")
+        found = self.run.load(path)
         self._goes_on = random_state()
+        with tolerating(Path(path)):
+            progress = _Progress.model_validate({name: found[name] for name in _Progress.model_fields if name in found})
+            if progress.epoch_random is not None:
+                restore_random(progress.epoch_random)
+                restore_random(self._goes_on)
+        self.epochs = progress.epochs
+        self.samples_into_epoch, self.batches_into_epoch = progress.samples_into_epoch, progress.batches_into_epoch
+        self._total = _Pass(int(progress.summed[0]), progress.summed[1])
+        self._begin = progress.epoch_random
 
     def resume(self, source: str | Path = "latest") -> bool:
         """Continue from the latest checkpoint of the folder, or from another one.
@@ -378,6 +385,21 @@ class Trainer:
             return False
         self.load(found)
         return True
+
+
+class _Progress(BaseModel):
+    """What a checkpoint says of the session that wrote it.
+
+    **Arguments:** `summed`: samples and losses of the pass under way; `epoch_random`: random numbers at its beginning.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    epochs: int = Field(0, ge=0)
+    samples_into_epoch: int = Field(0, ge=0)
+    batches_into_epoch: int = Field(0, ge=0)
+    summed: Annotated[list[float], Field(min_length=2, max_length=2)] = [0, 0.0]
+    epoch_random: dict[str, Any] | None = None
 
 
 class _Pass:

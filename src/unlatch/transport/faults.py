@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ..errors import ConfigError
+from .restarts import restarts
 
 __all__ = ["Fault", "Faults", "InjectedFault", "Trigger"]
 
@@ -245,8 +246,7 @@ class Faults:
 
     def of_this_start(self) -> Faults:
         """Without those that belong to another start of the ranks."""
-        attempt = int(os.environ.get("UNLATCH_RESTARTS") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-        return replace(self, faults=tuple(f for f in self if f.attempt in (None, attempt)))
+        return replace(self, faults=tuple(f for f in self if f.attempt in (None, restarts())))
 
 
 class Trigger:

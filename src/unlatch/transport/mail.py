@@ -132,6 +132,8 @@ class Cut:
         self.number = number
         self.missing = set(peers)
         self.messages = messages
+        #: Whether it will never be complete, since all ranks have gone back to an earlier state.
+        self.dropped = False
         self._changed = changed
 
     def wait(self, failure: Callable[[], UnlatchError | None]) -> list[dict[str, Any]]:
@@ -140,6 +142,8 @@ class Cut:
             while self.missing:
                 if (error := failure()) is not None:
                     raise error
+                if self.dropped:
+                    raise TransportError("what was under way was called off before all of it was known")
                 self._changed.wait(timeout=1.0)
         return [
             {f.name: getattr(m, f.name) for f in fields(m)} | {"micro": asdict(m.micro) if m.micro else None}
@@ -148,7 +152,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Boxed:
     """A message in its box, its bytes as far as they count, and how many marks its sender had sent before it."""
 
     message: Message
@@ -169,7 +173,7 @@ class Mail:
         self.stages = stages
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
-        self._boxes: dict[tuple[str, int], deque[_Waiting]] = {}
+        self._boxes: dict[tuple[str, int], deque[_Boxed]] = {}
         self._arrival = threading.Condition()
         self._marks: Counter[int] = Counter()
         self._begun = 0
@@ -204,7 +208,7 @@ class Mail:
                     f"{len(box)} {message.kind} messages wait for stage {message.stage}, where the schedule allows "
                     f"{room}: the sender runs ahead of its schedule"
                 )
-            box.append(_Waiting(message, nbytes, self._begun if sender is None else self._marks[sender]))
+            box.append(_Boxed(message, nbytes, self._begun if sender is None else self._marks[sender]))
             self.waiting.change(message.stage, nbytes)
             for cut in self._cuts:
                 if sender in cut.missing:
@@ -294,7 +298,10 @@ class Mail:
         with self._arrival:
             self._voided_by.clear()
             self._marks.clear()
+            for cut in self._cuts:
+                cut.dropped = True
             self._begun, self._cuts = 0, []
+            self._arrival.notify_all()
         self.load(state)
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:

@@ -1,14 +1,25 @@
-"""Whether ranks that failed are worth another start."""
+"""Ranks that are started anew: how often they were, and whether another start is worth it."""
 
 from __future__ import annotations
 
 import logging
+import os
 
-from ..errors import NoProgress, PeerLost, StageFailed, TransportError
+from ..errors import ConfigError, NoProgress, PeerLost, StageFailed, TransportError
 
-__all__ = ["Attempts", "may_pass"]
+__all__ = ["Attempts", "may_pass", "restarts"]
 
 _log = logging.getLogger("unlatch")
+
+
+def restarts() -> int:
+    """How often the ranks were started anew, by `launch` or torchrun, after one of them was lost."""
+    for name in ("UNLATCH_RESTARTS", "TORCHELASTIC_RESTART_COUNT"):
+        if text := os.environ.get(name):
+            if not text.isascii() or not text.isdecimal():
+                raise ConfigError(f"{name} in the environment must be a whole number, got {text[:40]!r}")
+            return int(text)
+    return 0
 
 
 def may_pass(error: BaseException) -> bool:

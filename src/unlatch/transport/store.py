@@ -30,10 +30,11 @@ def host_store(host: str = "127.0.0.1", port: int = 0) -> Store:
     name may stand for one address here and for another elsewhere.
     """
     common: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
-    if host != "localhost" and not host.startswith("127."):
+    if host not in ("localhost", "::1") and not host.startswith("127."):
         return dist.TCPStore(host, port, **common)  # type: ignore[attr-defined]
     # Left to itself the store would listen on every interface here too.
-    listener = socket.create_server((host, port), backlog=_BACKLOG)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     port = listener.getsockname()[1]
     return dist.TCPStore(host, port, master_listen_fd=listener.detach(), **common)  # type: ignore[attr-defined]
 
