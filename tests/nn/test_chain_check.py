@@ -103,6 +103,9 @@ def test_module_in_two_stages() -> None:
     norm = nn.BatchNorm1d(2, affine=False)
     with pytest.raises(PlanError, match=r"BatchNorm1d is shared by block '0' \(stage 0\) and block '2' \(stage 1\)"):
         check([norm, nn.ReLU(), norm], [0, 2])
+    trained = nn.BatchNorm1d(2)
+    with pytest.raises(PlanError, match=r"buffer 'running_mean' is shared by block '0' \(stage 0\) and block '2'"):
+        check([trained, nn.ReLU(), trained], [0, 2])
     inner = [nn.Sequential() for _ in range(2)]
     for part in inner:
         part.add_module("norm", norm)

@@ -101,8 +101,8 @@ def ties(blocks: Sequence[Block], model: Model | None = None) -> list[Tie]:
 
     >>> from .chain import chain
     >>> shared = nn.BatchNorm1d(2, affine=False)
-    >>> ties(chain([shared, nn.ReLU(), shared]))
-    [Tie(first=0, second=2, what='module BatchNorm1d')]
+    >>> ties(chain([shared, nn.ReLU(), shared]))  # doctest: +ELLIPSIS
+    [Tie(first=0, second=2, what='module BatchNorm1d'), Tie(...), Tie(...), Tie(...)]
     """
     names = {id(one): name for name, one in as_module(model).named_parameters()} if model is not None else {}
     found: list[Tie] = []
@@ -123,6 +123,13 @@ def ties(blocks: Sequence[Block], model: Model | None = None) -> list[Tie]:
             if first != index and not _stateless(module):
                 kind = type(module).__name__
                 found.append(Tie(first, index, f"module '{local}' ({kind})" if local else f"module {kind}"))
+    # A module whose weights are carried is another one in each block, but with the same buffers.
+    users = {}
+    for index, block in enumerate(blocks):
+        for local, buffer in block.module.named_buffers():
+            first = users.setdefault(id(buffer), index)
+            if first != index:
+                found.append(Tie(first, index, f"buffer '{local.removeprefix('block.')}'"))
     return found
 
 
