@@ -143,8 +143,11 @@ class Run:
         return self._guard.left_out
 
     def hear_watch(self) -> None:
-        """Add to the notes what a method's watch has seen since the last time."""
+        """Add to the notes what was noticed during training since the last time."""
         self.notes += self._watch.news()
+        for stage in self._engine.stages.values():
+            self.notes += stage.whole.news
+            stage.whole.news.clear()
 
     def _result(self, finished: list[Finished]) -> StepResult:
         self.hear_watch()
