@@ -144,8 +144,10 @@ def parallelize(
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
         run.notes += [n for n in (plan.note, tuned, stored) if n]
         run.notes += chosen.notes(run.method_statistics())
-        if run.advice is not None and run.advice.warning is not None and world.rank == 0:
-            log.warning("%s", run.advice.warning)
+        if world.rank == 0:
+            for warning in (stored, run.advice.warning if run.advice is not None else None):
+                if warning is not None:
+                    log.warning("%s", warning)
         return run
 
 
