@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
+from .foreign import foreign
 from .tree import Tree, flatten, map_tensors, unflatten
 
 __all__ = [
@@ -59,7 +60,7 @@ def chain(model: Model) -> list[Block]:
 
     **Arguments:**
 
-    - `model`: an `nn.Sequential`, a list of modules, or a module with a method `blocks()`.
+    - `model`: an `nn.Sequential`, a list of modules, a module with a method `blocks()`, or a model of `transformers`.
 
     **Returns:**
 
@@ -74,6 +75,8 @@ def chain(model: Model) -> list[Block]:
         blocks = _named_blocks(model, list(listed()))
     elif isinstance(model, nn.Sequential | nn.ModuleList):
         blocks = [Block(name, part) for name, part in model._modules.items() if part is not None]
+    elif (from_elsewhere := foreign(model)) is not None:
+        blocks = [Block(name, part) for name, part in from_elsewhere.blocks()]
     elif isinstance(model, nn.Module):
         raise PlanError(
             f"{type(model).__name__} does not say where it can be cut: give it a method blocks() that lists modules "
@@ -293,4 +296,9 @@ def name_in_model(part: nn.Module, name: str) -> str:
     if not isinstance(part, StageChain):
         return name
     _, number, rest = name.split(".", 2)
-    return f"{part.names[int(number)]}.{rest}"
+    path = getattr(part.blocks[int(number)], "path_in_model", None)
+    if path is None:
+        return f"{part.names[int(number)]}.{rest}"
+    # A block that was made around parts of a model has them inside.
+    inner = rest.removeprefix("inside.")
+    return f"{path}.{inner}" if path else inner
