@@ -39,6 +39,7 @@ from . import snapshot
 from .batching import Compensation
 from .exact import packed, random_state, restore_random, share, unpacked, whole
 from .guard import Guard, Snapshot
+from .intake import Intake
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
@@ -48,7 +49,7 @@ __all__ = ["Loader", "Run", "StepResult"]
 
 log = logging.getLogger("unlatch")
 
-Loader = Iterable[tuple[Any, Any]]
+Loader = Iterable[Any]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,14 @@ class Run:
         self._world = blueprint.world
         self._links = links
         self._health = health
+        self._intake = Intake(
+            blueprint.model,
+            blueprint.blocks,
+            blueprint.plan.starts,
+            own_loss=blueprint.own_loss,
+            # One rank tries the first batch for all.
+            proven=blueprint.sample is not None or not engine.holds_first,
+        )
         self._compensation = Compensation(method.joined)
         self._rebuild = rebuild
         self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
@@ -122,13 +131,25 @@ class Run:
     # --------------------------------------------------------------- training
 
     def step(self, x: Tree = None, y: Tree = None) -> StepResult:
-        """Feed one batch and report the batch that finished."""
+        """Feed one batch and report the batch that finished.
+
+        **Arguments:** `x`, `y`: inputs and targets; or one dict, for a model whose library has such batches.
+        """
         with self._reporting():
             if self._engine.leads:
+                x, y = self._taken_in(x, y)
                 batch_size((x, y))
             self._guard.keep()
             unit = self._compensation.add(x, y, self._engine.leads)
             return self._result(self._fed(unit) if unit is not None else [])
+
+    def _taken_in(self, x: Tree, y: Tree = None) -> tuple[Tree, Tree]:
+        """The one way in for batches."""
+        return self._intake(x, y)
+
+    def _batches_of(self, loader: Loader, what: str) -> Iterator[tuple[Tree, Tree]]:
+        """The batches of a loader, taken in one by one."""
+        return self._intake.pairs(loader, what)
 
     def _fed(self, unit: tuple[Tree, Tree]) -> list[Finished]:
         finished = self._guard.feed(*unit)
@@ -210,6 +231,8 @@ class Run:
         engine = self._engine
         stages = engine.schedule.stages
         devices = engine.devices[:stages]
+        if loader is not None and engine.holds_first:
+            loader = self._batches_of(loader, "evaluate")
         asked = checked(metrics) if metrics is not None else self.metrics
         loss_fn = self._options.loss_fn
         found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=loss_fn, metrics=asked)
