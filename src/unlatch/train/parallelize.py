@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..methods import Method
+from ..methods import Method, names
 from ..methods import get as get_method
 from ..nn.chain import Block, Model, chain, cut
 from ..nn.chain_check import check_chain
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan
-from ..rules.updates import OptimizerFactory
+from ..rules.updates import OptimizerFactory, PerEpoch
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import StageOptions
 from ..runtime.updating import Optimizer
@@ -40,11 +41,13 @@ def parallelize(
     loss_fn: Callable[[Any, Any], Tensor],
     optimizer: OptimizerFactory,
     lr_scheduler: Callable[[Optimizer], Any] | None = None,
+    lr_scheduler_per: Literal["update", "epoch"] = "update",
     split: Literal["auto"] | Sequence[str] = "auto",
     sample: tuple[Tree, Tree] | None = None,
     plan: Plan | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     clip_grad_norm: float | None = None,
+    clip_norm_of: Literal["stage", "model"] = "stage",
     loss_reduction: Literal["mean", "sum"] = "mean",
     seed: int = 0,
     nonfinite: Literal["stop", "skip", "ignore"] = "stop",
@@ -62,15 +65,20 @@ def parallelize(
     - `method`: a name or an object from `unlatch.methods`.
     - `stages`: parts the model is cut into; at least as many as there are processes.
     - `loss_fn`: of output and target.
-    - `optimizer`, `lr_scheduler`: factories, called once per stage. The scheduler steps once per update. An optimizer
-      factory is given the stage's parameters and, if it has a second argument (one without default, or one called
-      `stage`), a `unlatch.rules.updates.StagePlace`: `index`, `count`, `delay` in updates, `names` of the parameters.
+    - `optimizer`: a factory, called once per stage with the parameters of that stage. In an argument called `named` it
+      gets them with their names in the model, in one called `stage` a `unlatch.rules.updates.StagePlace`: `index`,
+      `count`, `delay` in updates, `names`. `unlatch.optim` has some ready.
+    - `lr_scheduler`: a factory as well, of the stage's optimizer.
+    - `lr_scheduler_per`: when schedulers step: after every `"update"` of their stage, or at the end of every `"epoch"`,
+      which a `Trainer` tells them, or `run.end_epoch(metric)` in a loop of your own.
     - `split`: `"auto"` balances measured costs of this method; or the names of the blocks that start the second and
       later stages.
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`.
     - `plan`: a finished plan instead of `split`.
     - `precision`: `"bf16"` runs forwards under autocast.
-    - `clip_grad_norm`: limits the gradient norm of each stage by itself.
+    - `clip_grad_norm`: limits the norm of the gradient.
+    - `clip_norm_of`: `"stage"` limits each stage by itself; `"model"` all together, as torch does, which only methods
+      can that update all stages at the same time.
     - `loss_reduction`: `"mean"` weights micro-batches by their size; `"sum"` adds them.
     - `seed`: dropout masks are a function of (seed, stage, micro-batch).
     - `nonfinite`: what happens when a loss, gradient or weight becomes NaN or infinite, always before it is applied.
@@ -90,11 +98,12 @@ def parallelize(
     >>> [run.step(x, y).batch for _ in range(4)]
     [None, None, 0, 1]
     """
-    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, sample, optimizer)
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, sample)
+    _check_factories(optimizer, lr_scheduler, lr_scheduler_per)
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
-        chosen.schedule(stages)
+        _check_clipping(chosen, stages, clip_grad_norm, clip_norm_of)
         asked = {
             "stages": stages,
             "split": split if isinstance(split, str) else list(split),
@@ -102,6 +111,8 @@ def parallelize(
             "seed": seed,
             "precision": precision,
             "clip_grad_norm": clip_grad_norm,
+            "clip_norm_of": clip_norm_of,
+            "lr_scheduler_per": lr_scheduler_per,
             "loss_reduction": loss_reduction,
             "nonfinite": nonfinite,
         }
@@ -121,9 +132,10 @@ def parallelize(
         options = StageOptions(
             loss_fn=loss_fn,
             optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
+            lr_scheduler=PerEpoch(lr_scheduler) if lr_scheduler and lr_scheduler_per == "epoch" else lr_scheduler,
             lr_scale=chosen.lr_scale if chosen.scales_lr else None,
             clip_grad_norm=clip_grad_norm,
+            clip_norm_of=clip_norm_of,
             precision=precision,
             seed=seed,
             nonfinite=nonfinite,
@@ -158,7 +170,6 @@ def _check_arguments(
     clip: float | None,
     nonfinite: str,
     sample: tuple[Tree, Tree] | None,
-    optimizer: Any,
 ) -> None:
     if not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
@@ -170,13 +181,43 @@ def _check_arguments(
         raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
     if nonfinite not in ("stop", "skip", "ignore"):
         raise ConfigError(f'nonfinite must be "stop", "skip" or "ignore", got {nonfinite!r}')
+    if sample is not None and not (isinstance(sample, tuple | list) and len(sample) == 2):
+        raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
+
+
+def _check_factories(optimizer: Any, lr_scheduler: Any, per: str) -> None:
     if not callable(optimizer):
         raise ConfigError(
             f"optimizer must be a function from parameters to an optimizer, called once per stage, got "
-            f"{type(optimizer).__name__}: pass functools.partial({type(optimizer).__name__}, lr=...)"
+            f"{_described(optimizer)}: pass functools.partial({type(optimizer).__name__}, lr=...)"
         )
-    if sample is not None and not (isinstance(sample, tuple | list) and len(sample) == 2):
-        raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
+    if lr_scheduler is not None and not callable(lr_scheduler):
+        raise ConfigError(
+            "lr_scheduler must be a function from an optimizer to its scheduler, called once per stage, got "
+            f"{_described(lr_scheduler)}: pass functools.partial({type(lr_scheduler).__name__}, ...) without the "
+            "optimizer"
+        )
+    if per not in ("update", "epoch"):
+        raise ConfigError(f'lr_scheduler_per must be "update" or "epoch", got {per!r}')
+
+
+def _described(value: Any) -> str:
+    made = isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)
+    return f"a {type(value).__name__} that is made already" if made else type(value).__name__
+
+
+def _check_clipping(method: Method, stages: int, limit: float | None, norm_of: str) -> None:
+    if norm_of not in ("stage", "model"):
+        raise ConfigError(f'clip_norm_of must be "stage" or "model", got {norm_of!r}')
+    together = method.schedule(stages).flushes or stages == 1
+    if limit is None or norm_of == "stage" or together:
+        return
+    able = ", ".join(name for name in names() if get_method(name).schedule(1).flushes)
+    raise ConfigError(
+        f'clip_norm_of="model" needs the gradients of all stages at once, and {method.name} updates each stage when '
+        'its own are there: take clip_norm_of="stage", which limits each by itself (with clip_grad_norm='
+        f"{limit / stages**0.5:.3g} the whole stays below {limit:g}), or a method that updates all together ({able})"
+    )
 
 
 def _tune(
