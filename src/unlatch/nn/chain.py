@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import PlanError
 from ..lookup import did_you_mean
 from .carry import Recall, Remember, carrying, copied_at_the_end
+from .foreign import foreign
 from .tree import Tree, flatten, map_tensors, unflatten
 
 __all__ = [
@@ -60,7 +61,7 @@ def chain(model: Model) -> list[Block]:
 
     **Arguments:**
 
-    - `model`: an `nn.Sequential`, a list of modules, or a module with a method `blocks()`.
+    - `model`: an `nn.Sequential`, a list of modules, a module with a method `blocks()`, or a model of `transformers`.
 
     **Returns:**
 
@@ -76,6 +77,8 @@ def chain(model: Model) -> list[Block]:
         blocks = _named_blocks(model, list(listed()))
     elif isinstance(model, nn.Sequential | nn.ModuleList):
         blocks = [Block(name, part) for name, part in model._modules.items() if part is not None]
+    elif (from_elsewhere := foreign(model)) is not None:
+        blocks = [Block(name, part) for name, part in from_elsewhere.blocks()]
     elif isinstance(model, nn.Module):
         raise PlanError(
             f"{type(model).__name__} does not say where it can be cut: give it a method blocks() that lists modules "
