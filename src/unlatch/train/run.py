@@ -181,6 +181,18 @@ class Run:
         last = finished[-1]
         return StepResult(step, last.batch, last.loss, last.staleness, left_out)
 
+    def end_epoch(self, metric: float | None = None) -> None:
+        """Say that a pass over the data is complete, for learning rates that change once per pass.
+
+        A `Trainer` does this by itself. Each stage goes on to its next learning rate when it has applied the batches
+        that were fed so far, so the n-th update has the same one under every method.
+
+        **Arguments:** `metric`: the same on every rank, such as a loss that `evaluate` returned; only a scheduler that
+        waits for a plateau looks at it.
+        """
+        with self._reporting():
+            self._guard.perform(partial(self._engine.end_epoch, metric))
+
     def flush(self) -> list[StepResult]:
         """Finish all batches under way and return what they brought."""
         with self._reporting():
