@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
+from .carry import Recall, Remember, carrying, copied_at_the_end
 from .foreign import foreign
 from .tree import Tree, flatten, map_tensors, unflatten
 
@@ -65,7 +66,8 @@ def chain(model: Model) -> list[Block]:
     **Returns:**
 
     Blocks in order. A block has the name under which the model holds it; one made on the fly by `blocks()` is called
-    `block<position>`, and all its parameters and buffers must belong to the model.
+    `block<position>`, and all its parameters and buffers must belong to the model. Blocks that others reach across, by
+    a weight in common or by `unlatch.nn.Remember`, pass on what these need (`unlatch.nn.carry`).
 
     >>> [block.name for block in chain(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))]
     ['0', '1']
@@ -87,7 +89,7 @@ def chain(model: Model) -> list[Block]:
         blocks = [Block(str(index), part) for index, part in enumerate(model)]
     if not blocks:
         raise PlanError(f"{type(model).__name__} has no blocks: at least one is needed")
-    return blocks
+    return [Block(block.name, module) for block, module in zip(blocks, carrying(blocks), strict=True)]
 
 
 def _named_blocks(model: nn.Module, parts: list[nn.Module]) -> list[Block]:
@@ -97,7 +99,9 @@ def _named_blocks(model: nn.Module, parts: list[nn.Module]) -> list[Block]:
     for index, part in enumerate(parts):
         if not isinstance(part, nn.Module):
             raise PlanError(f"blocks() must list nn.Module only, got {type(part).__name__} at position {index}")
-        name = registered.get(id(part), f"block{index}") or type(model).__name__
+        # A block that remembers or recalls goes by the name of what it wraps.
+        known = part if id(part) in registered or not isinstance(part, Remember | Recall) else part.block
+        name = registered.get(id(known), f"block{index}") or type(model).__name__
         if name in taken:
             name = f"{name}@{index}"
         taken.add(name)
@@ -239,6 +243,8 @@ class StageChain(nn.Module):
     A stage keeps its input for later, so blocks that write into it (`nn.ReLU(inplace=True)` right after a cut) get a
     copy. Whether they do is found out on the first call in training and in evaluation mode.
 
+    **Arguments:** `model`: that the blocks are from, if parameters are to be known by their names there.
+
     >>> import torch
     >>> stage = StageChain(chain(nn.Sequential(nn.ReLU(inplace=True), nn.Flatten())))
     >>> x = torch.tensor([[-1.0]])
@@ -246,10 +252,12 @@ class StageChain(nn.Module):
     (tensor([[0.]]), tensor([[-1.]]))
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block], model: Model | None = None) -> None:
         super().__init__()
         self.names = [block.name for block in blocks]
         self.blocks = nn.ModuleList(block.module for block in blocks)
+        self.original = state_names(self, model) if model is not None else {}
+        self._copied = copied_at_the_end([block.module for block in blocks])
         self._writes_input: dict[bool, bool] = {}
 
     def forward(self, x: Tree) -> Tree:
@@ -268,6 +276,9 @@ class StageChain(nn.Module):
                 x = block(x)
             except PlanError as error:
                 raise PlanError(f"block '{name}': {error}") from error
+        if self._copied:
+            copies = {name: x["carried"][name].clone() for name in self._copied}
+            x = {"x": x["x"], "carried": {**x["carried"], **copies}}
         return x
 
     def _forward_and_learn(self, x: Tree) -> Tree:
@@ -295,10 +306,7 @@ def name_in_model(part: nn.Module, name: str) -> str:
     """
     if not isinstance(part, StageChain):
         return name
+    if name in part.original:
+        return part.original[name]
     _, number, rest = name.split(".", 2)
-    path = getattr(part.blocks[int(number)], "path_in_model", None)
-    if path is None:
-        return f"{part.names[int(number)]}.{rest}"
-    # A block that was made around parts of a model has them inside.
-    inner = rest.removeprefix("inside.")
-    return f"{path}.{inner}" if path else inner
+    return f"{part.names[int(number)]}.{rest}"

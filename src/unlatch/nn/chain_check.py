@@ -40,13 +40,13 @@ def check_chain(blocks: Sequence[Block], model: Model, starts: Sequence[int], sa
         that pass a cut unseen, and operations outside of the blocks. Without it only the modules are inspected.
 
     >>> from .chain import chain
-    >>> shared = nn.Linear(2, 2)
+    >>> shared = nn.BatchNorm1d(2, affine=False)
     >>> model = nn.Sequential(shared, nn.ReLU(), shared)
     >>> check_chain(chain(model), model, [0])
     >>> check_chain(chain(model), model, [0, 2])
     Traceback (most recent call last):
     ...
-    unlatch.errors.PlanError: parameter '0.weight' is shared by block '0' (stage 0) and block '2' (stage 1)...
+    unlatch.errors.PlanError: module BatchNorm1d is shared by block '0' (stage 0) and block '2' (stage 1)...
     """
     root = as_module(model)
     stages = stage_of_blocks(len(blocks), starts)
@@ -75,7 +75,7 @@ def check_own_loss(root: nn.Module, x: Tree, y: Tree) -> None:
     if from_elsewhere is None or from_elsewhere.loss is None:
         return
     x, y = _rows(x, 0), _rows(y, 0)
-    with _untouched([root]):
+    with _untouched([root]), torch.no_grad():
         total, count = from_elsewhere.loss(from_elsewhere.output(x), y)
         expected = from_elsewhere.own_loss(x, y)
     # The model may compute in single precision whatever it is given.
@@ -114,7 +114,7 @@ class Tie(NamedTuple):
 
 
 def ties(blocks: Sequence[Block], model: Model | None = None) -> list[Tie]:
-    """Find the blocks that share parameters or modules with state.
+    """Find the blocks that share memory or modules with state. A weight in common is none of it: `chain` sees to that.
 
     **Arguments:**
 
@@ -122,26 +122,36 @@ def ties(blocks: Sequence[Block], model: Model | None = None) -> list[Tie]:
     - `model`: for the original names of parameters; without it, names inside the block.
 
     >>> from .chain import chain
-    >>> shared = nn.Linear(2, 2, bias=False)
-    >>> ties(chain([shared, nn.ReLU(), shared]))[0]
-    Tie(first=0, second=2, what="parameter 'weight'")
+    >>> shared = nn.BatchNorm1d(2, affine=False)
+    >>> ties(chain([shared, nn.ReLU(), shared]))  # doctest: +ELLIPSIS
+    [Tie(first=0, second=2, what='module BatchNorm1d'), Tie(...), Tie(...), Tie(...)]
     """
     names = {id(one): name for name, one in as_module(model).named_parameters()} if model is not None else {}
-    users: dict[int, int] = {}
     found: list[Tie] = []
+    owners: dict[int, tuple[int, str, nn.Parameter]] = {}
     for index, block in enumerate(blocks):
         for local, parameter in block.module.named_parameters():
+            name = names.get(id(parameter), local)
             # Two Parameters over the same memory are tied as well; memory that does not exist (meta) has address 0.
-            first = users.setdefault(parameter.data_ptr() or id(parameter), index)
-            if first != index:
-                found.append(Tie(first, index, f"parameter '{names.get(id(parameter), local)}'"))
-    users = {}
+            first, other, owner = owners.setdefault(parameter.data_ptr() or id(parameter), (index, name, parameter))
+            if first != index and owner is not parameter:
+                frozen = next((n for n, p in ((other, owner), (name, parameter)) if not p.requires_grad), None)
+                state = f", of which '{frozen}' is frozen" if frozen is not None else ""
+                found.append(Tie(first, index, f"the memory of two parameters, '{other}' and '{name}'{state},"))
+    users: dict[int, int] = {}
     for index, block in enumerate(blocks):
         for local, module in block.module.named_modules():
             first = users.setdefault(id(module), index)
             if first != index and not _stateless(module):
                 kind = type(module).__name__
                 found.append(Tie(first, index, f"module '{local}' ({kind})" if local else f"module {kind}"))
+    # A module whose weights are carried is another one in each block, but with the same buffers.
+    users = {}
+    for index, block in enumerate(blocks):
+        for local, buffer in block.module.named_buffers():
+            first = users.setdefault(id(buffer), index)
+            if first != index:
+                found.append(Tie(first, index, f"buffer '{local.removeprefix('block.')}'"))
     return found
 
 

@@ -46,7 +46,7 @@ class Blueprint:
 
     def modules(self) -> list[StageChain]:
         """The parts themselves."""
-        return [StageChain(part) for part in cut(self.blocks, self.plan.starts)]
+        return [StageChain(part, self.model) for part in cut(self.blocks, self.plan.starts)]
 
     def is_here(self, device: int) -> bool:
         """Whether a device of the plan is this rank."""

@@ -94,7 +94,7 @@ def parallelize(
     """
     _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, optimizer)
     loss, own_loss = _loss_of(model, loss_fn)
-    batch = _taken_apart(model, sample)
+    batch = _taken_apart(model, sample, own_loss)
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
@@ -151,8 +151,10 @@ def parallelize(
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
         run.notes += [n for n in (plan.note, tuned, stored) if n]
         run.notes += chosen.notes(run.method_statistics())
-        if run.advice is not None and run.advice.warning is not None and world.rank == 0:
-            log.warning("%s", run.advice.warning)
+        if world.rank == 0:
+            for warning in (stored, run.advice.warning if run.advice is not None else None):
+                if warning is not None:
+                    log.warning("%s", warning)
         return run
 
 
@@ -196,17 +198,17 @@ def _loss_of(model: Model, loss_fn: LossFunction | None) -> tuple[LossFunction, 
     return from_elsewhere.loss, True
 
 
-def _taken_apart(model: Model, sample: Any) -> tuple[Tree, Tree] | None:
+def _taken_apart(model: Model, sample: Any, own_loss: bool) -> tuple[Tree, Tree] | None:
     """The sample as `(x, y)`."""
-    from_elsewhere = foreign(model)
-    if from_elsewhere is not None and isinstance(sample, Mapping):
-        return from_elsewhere.taken_apart(sample)
     if sample is None:
         return None
+    from_elsewhere = foreign(model)
+    if from_elsewhere is not None and isinstance(sample, Mapping):
+        return from_elsewhere.taken_apart(sample, own_loss=own_loss)
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
     x, y = sample
-    return from_elsewhere.taken_apart((x, y)) if from_elsewhere is not None else (x, y)
+    return from_elsewhere.taken_apart((x, y), own_loss=own_loss) if from_elsewhere is not None else (x, y)
 
 
 def _tune(
