@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unlatch import methods
-from unlatch.cli import check, checks
+from unlatch.cli import checks
 from unlatch.cli.checks import equality, faults, gradients, soundness, trajectory
 from unlatch.cli.checks.finding import find_out
 from unlatch.cli.checks.trial import Trial
@@ -161,12 +161,12 @@ def test_faults_end_as_they_should_or_are_called_out(unlatch, monkeypatch):
     paused, *_ = faults.ordeals()
     failed = next(one for one in faults.ordeals() if one.name == "user code")
     wrong = replace(failed, name="wrong", expected=PeerLost)
-    monkeypatch.setattr(check, "ordeals", lambda: [paused, failed])
+    monkeypatch.setattr(faults, "ordeals", lambda: [paused, failed])
     result = unlatch("check", "--faults")
     assert result.exit_code == 0, result.output
     assert "every fault ended as it should" in result.output
     assert "StageFailed: stage 0 failed in the forward of batch 3" in result.output
-    monkeypatch.setattr(check, "ordeals", lambda: [wrong])
+    monkeypatch.setattr(faults, "ordeals", lambda: [wrong])
     result = unlatch("check", "--faults", "--json")
     assert result.exit_code == 1
     told = json.loads(result.stdout)

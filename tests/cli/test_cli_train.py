@@ -171,7 +171,7 @@ def test_what_ends_before_it_trains_leaves_no_folder(unlatch, conf, tmp_path, mo
 
 
 def test_a_disk_without_room_is_found_out_before_training(unlatch, conf, tmp_path, monkeypatch):
-    monkeypatch.setattr("unlatch.cli.train.shortage", lambda folder, needed, what: f"{folder}: no room for {what}")
+    monkeypatch.setattr("unlatch.cli.training.shortage", lambda folder, needed, what: f"{folder}: no room for {what}")
     result = unlatch("train", conf, "--out", "run")
     assert result.exit_code == 2
     assert "run: no room for one checkpoint" in result.stderr

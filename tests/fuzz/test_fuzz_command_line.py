@@ -54,10 +54,11 @@ def run(arguments: list[str]) -> int:
 
 def flags_of(command: str) -> list[str]:
     group: Any = typer.main.get_command(app)
-    return [flag for parameter in group.commands[command].params for flag in parameter.opts if flag.startswith("-")]
+    parameters = group.get_command(None, command).params
+    return [flag for parameter in parameters for flag in parameter.opts if flag.startswith("-")]
 
 
-COMMANDS = ["train", "compare", "plan", "simulate", "bench", "check", "export", "methods"]
+COMMANDS = ["init", "train", "compare", "plan", "simulate", "bench", "check", "export", "methods"]
 words = st.one_of(
     texts.filter(lambda text: "\0" not in text),
     st.sampled_from(["conf.toml", "costs.json", "text", "folder", "nowhere", "bp", "dtr", "petra"]),

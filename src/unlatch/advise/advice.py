@@ -17,6 +17,7 @@ from ..schedule.stability import (
     stability_limit,
     wants_prediction,
 )
+from ..table import Table
 
 __all__ = ["Advice", "Cure", "Verdict", "advise", "advise_method"]
 
@@ -89,9 +90,12 @@ class Advice:
             0         1         1.0   0.253  about bp
             1         0         0.0   1.357  about bp
         """
-        lines = ["stage  lateness  in updates      a*  verdict"]
-        for stage, (late, limit, verdict) in enumerate(zip(self.lateness, self.limits, self.verdicts, strict=True)):
-            lines.append(f"{stage:>5} {late:>9} {late / self.microbatches:>11.1f} {limit:>7.3f}  {verdict}")
+        judged = enumerate(zip(self.lateness, self.limits, self.verdicts, strict=True))
+        rows = [
+            (str(stage), str(late), f"{late / self.microbatches:.1f}", f"{limit:.3f}", verdict)
+            for stage, (late, limit, verdict) in judged
+        ]
+        lines = Table(("stage", "lateness", "in updates", "a*", "verdict"), rows, left=(4,)).lines()
         return lines if self.warning is None else [*lines, self.warning]
 
 

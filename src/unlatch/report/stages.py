@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..io.space import bytes_text
-from .table import Table, number_text
+from ..table import Table, number_text
 
 __all__ = ["stage_table"]
 

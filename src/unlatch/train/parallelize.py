@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..errors import ConfigError
 from ..methods import Method
 from ..methods import get as get_method
+from ..metrics import Metric, checked
 from ..nn.chain import Block, Model, as_module, chain, cut
 from ..nn.chain_check import check_chain, check_own_loss
 from ..nn.foreign import foreign
@@ -46,6 +47,7 @@ def parallelize(
     precision: Literal["fp32", "bf16"] = "fp32",
     clip_grad_norm: float | None = None,
     loss_reduction: Literal["mean", "sum"] = "mean",
+    metrics: Sequence[Metric] | None = None,
     seed: int = 0,
     nonfinite: Literal["stop", "skip", "ignore"] = "stop",
     stall_limit: float = 60.0,
@@ -74,6 +76,7 @@ def parallelize(
     - `precision`: `"bf16"` runs forwards under autocast.
     - `clip_grad_norm`: limits the gradient norm of each stage by itself.
     - `loss_reduction`: `"mean"` weights micro-batches by their size; `"sum"` adds them.
+    - `metrics`: what evaluations measure beside the loss, see `unlatch.metrics`; by default accuracy, for classifiers.
     - `seed`: dropout masks are a function of (seed, stage, micro-batch).
     - `nonfinite`: what happens when a loss, gradient or weight becomes NaN or infinite, always before it is applied.
       `"stop"` ends the run on all ranks with `NonFinite`, after a checkpoint of the last good state if a `Trainer` has
@@ -149,6 +152,7 @@ def parallelize(
             own_loss=own_loss,
         )
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
+        run.metrics = checked(metrics)
         run.notes += [n for n in (plan.note, tuned, stored) if n]
         run.notes += chosen.notes(run.method_statistics())
         if world.rank == 0:

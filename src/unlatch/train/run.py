@@ -19,6 +19,7 @@ from ..advise.advice import advise_method
 from ..errors import DataError, Interrupted, NonFinite, StageFailed, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
+from ..metrics import DEFAULT, Metric, checked
 from ..nn.chain import as_module, state_names
 from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
@@ -112,6 +113,8 @@ class Run:
         self._aside: World | None = None
         self._asked: int | None = None
         self.notes: list[str] = []
+        #: What is measured in evaluations that do not ask for something else.
+        self.metrics: tuple[Metric, ...] = DEFAULT
         describe = health.describe if health is not None else str
         self._guard = Guard(
             self._options.nonfinite,
@@ -188,18 +191,26 @@ class Run:
             finished += self._guard.drain()
             return [self._result([f]) for f in finished]
 
-    def evaluate(self, loader: Loader | None, *, path: str | None = None) -> dict[str, float]:
-        """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed.
+    def evaluate(
+        self, loader: Loader | None, *, metrics: Sequence[Metric] | None = None, path: str | None = None
+    ) -> dict[str, float]:
+        """Mean loss and metrics at the newest weights; batches under way are not disturbed.
 
-        **Arguments:** `path`: another way through the network than the serial one, where a method has one
-        (`"auxiliary"` under `auxnet`).
+        **Arguments:**
+
+        - `metrics`: functions `(output, target) -> dict of sums`, see `unlatch.metrics`, alike on every rank; else
+          those of `parallelize`, or accuracy where outputs are class scores `(N, C)` and targets class numbers `(N,)`.
+        - `path`: another way through the network than the serial one, where a method has one (`"auxiliary"` under
+          `auxnet`).
         """
         with self._reporting():
             self._guard.settle()
             self._engine.recorder.pause()
-            return self._evaluate(self._engine.route(path), loader)
+            return self._evaluate(self._engine.route(path), loader, metrics)
 
-    def evaluate_recalibrated(self, loader: Loader | None, batches: Loader | None) -> dict[str, float]:
+    def evaluate_recalibrated(
+        self, loader: Loader | None, batches: Loader | None, *, metrics: Sequence[Metric] | None = None
+    ) -> dict[str, float]:
         """Evaluate as the run is, and again with statistics of batch norm estimated on these training batches.
 
         The results of the second evaluation are called `recalibrated_...`; the run keeps its own statistics.
@@ -207,20 +218,24 @@ class Run:
         with self._reporting():
             self._guard.settle()
             self._engine.recorder.pause()
-            found = self._evaluate(self._engine.route(), loader)
+            found = self._evaluate(self._engine.route(), loader, metrics)
             with recalibrating(self._engine.stages, self._engine.route()) as estimating:
-                if not self._evaluate(estimating, batches)["samples"]:
+                if not self._evaluate(estimating, batches, ())["samples"]:
                     raise DataError("there was no batch to estimate the statistics of batch norm on")
-                again = self._evaluate(self._engine.route(), loader)
+                again = self._evaluate(self._engine.route(), loader, metrics)
             return found | {f"recalibrated_{name}": value for name, value in again.items() if name != "samples"}
 
-    def _evaluate(self, route: dict[int, Any], loader: Loader | None) -> dict[str, float]:
+    def _evaluate(
+        self, route: dict[int, Any], loader: Loader | None, metrics: Sequence[Metric] | None
+    ) -> dict[str, float]:
         engine = self._engine
         stages = engine.schedule.stages
         devices = engine.devices[:stages]
         if loader is not None and engine.holds_first:
             loader = self._batches_of(loader, "evaluate")
-        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=self._options.loss_fn)
+        asked = checked(metrics) if metrics is not None else self.metrics
+        loss_fn = self._options.loss_fn
+        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=loss_fn, metrics=asked)
         # A rank without a stage of its own takes no part.
         return found if len(set(devices)) == self._world.size else self._world.broadcast(found)
 
