@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .nn.randomness import replayable
+from .nn.tree import flatten, map_tensors, unflatten
 
 __all__ = ["SGD", "Trajectory", "recursion"]
 
@@ -78,10 +79,14 @@ def _exchanged(w: Weights, other: Weights) -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
 
 
+def _leaf(t: Tensor, *, wanted: bool) -> Tensor:
+    return t.detach().requires_grad_(wanted and t.is_floating_point())
+
+
 def recursion(
     stages: Sequence[nn.Module],
     micros: Sequence[tuple[Any, Any]],
-    loss_fn: Callable[[Any, Any], Tensor],
+    loss_fn: Callable[[Any, Any], Any],
     sgd: SGD | Sequence[SGD],
     forward_version: Callable[[int, int], int],
     *,
@@ -100,6 +105,8 @@ def recursion(
 
     **Arguments:**
 
+    - `stages`: what passes between them may be any tree of tensors.
+    - `loss_fn`: a mean over samples, or a sum and what it counts, and then an update divides by all that was counted.
     - `sgd`: the optimizer, or one for each stage.
     - `forward_version`: of (stage, micro-batch): how many updates the weights of its forward have seen.
     - `per_update`: micro-batches per update; their gradients are averaged.
@@ -118,6 +125,7 @@ def recursion(
     velocities: list[list[dict[str, Tensor | None]]] = [[dict.fromkeys(w[0])] for w in path.weights]
     applied: list[list[Weights]] = [[] for _ in stages]
     sums: list[Weights] = [{} for _ in stages]
+    counted = 0.0
     optimizers = sgd if isinstance(sgd, Sequence) else [sgd] * count
 
     def rate(k: int, update: int) -> SGD:
@@ -153,27 +161,44 @@ def recursion(
             with torch.no_grad(), replayable(seed, k, i):
                 inputs.append(functional_call(stage, forwards[k], (inputs[k],)))
         forwards.append(seen(count - 1, seen_versions[-1], 0))
-        cotangent: Tensor | None = None
+        cotangents: list[Tensor | None] = []
         for k in reversed(range(count)):
             at = forwards[k] if backward == "forward" else taken_at(k, seen_versions[k], now)
             mixes = mixed or k == count - 1
             w = {n: t.detach().requires_grad_() for n, t in (forwards[k] if mixes else at).items()}
-            h = inputs[k].detach().requires_grad_(k > 0)
+            h, form = flatten(map_tensors(lambda t, k=k: _leaf(t, wanted=k > 0), inputs[k]))  # type: ignore[misc]
             with replayable(seed, k, i), _exchanged(w, at) if mixes else nullcontext():
-                out = functional_call(stages[k], w, (h,))
-            if cotangent is None:
+                out = functional_call(stages[k], w, (unflatten(form, h),))
+            if k == count - 1:
                 loss = loss_fn(out, y)
-                path.losses.append(float(loss.detach()))
-                out = loss / per_update if per_update > 1 else loss
+                if isinstance(loss, tuple):
+                    out, number = loss
+                    counted += float(number)
+                    path.losses.append(float(out.detach()) / float(number))
+                else:
+                    path.losses.append(float(loss.detach()))
+                    out = loss / per_update if per_update > 1 else loss
+                cotangents = [None]
             elif shrink != 1.0:
-                cotangent = cotangent * shrink
-            wanted = [*w.values(), *([h] if k > 0 else [])]
-            found = torch.autograd.grad(out, wanted, cotangent, allow_unused=True)
-            cotangent = found[-1] if k > 0 else None
+                cotangents = [None if g is None else g * shrink for g in cotangents]
+            ends = [
+                (t, g)
+                for t, g in zip(flatten(out)[0], cotangents, strict=True)
+                if t.requires_grad and (g is not None or k == count - 1)
+            ]
+            below = [t for t in h if t.requires_grad]
+            found = torch.autograd.grad(
+                [t for t, _ in ends], [*w.values(), *below], [g for _, g in ends], allow_unused=True
+            )
+            from_below = iter(found[len(w) :])
+            cotangents = [next(from_below) if t.requires_grad else None for t in h]
             raw = [torch.zeros_like(t) if g is None else g for t, g in zip(w.values(), found, strict=False)]
             for n, g in zip(w, collected(k, raw, now - seen_versions[k]), strict=True):
                 sums[k][n] = sums[k][n] + g if n in sums[k] else g
         if (i + 1) % per_update == 0:
+            if counted:
+                sums = [{n: g / counted for n, g in total.items()} for total in sums]
+                counted = 0.0
             for k in range(count):
                 w, v = path.weights[k][-1], velocities[k][-1]
                 stepped = {n: rate(k, now).step(w[n], v[n], g) for n, g in sums[k].items()}

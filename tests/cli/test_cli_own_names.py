@@ -88,7 +88,7 @@ def test_all_of_a_users_own(unlatch, own, monkeypatch, tmp_path):
     forget(monkeypatch, tmp_path)
     again = unlatch("train", "--resume", "copy/checkpoints/step-00000003")
     assert again.exit_code == 0, again.output
-    assert "step 3, 1 of them under way" in again.stdout
+    assert "step 3, 2 of them under way" in again.stdout
     assert "patience=3" in again.stdout
     assert same_weights("copy", "runs/mymod-Patient-1")
 

@@ -8,7 +8,15 @@ from typing import Literal
 
 from ..methods import Method
 from ..runtime.updating import Optimizer
-from ..schedule.stability import ABOUT_BP, SOME_LOSS, auto_microbatches, predicts, stability_limit, wants_prediction
+from ..schedule.stability import (
+    ABOUT_BP,
+    SOME_LOSS,
+    auto_microbatches,
+    is_modelled,
+    predicts,
+    stability_limit,
+    wants_prediction,
+)
 from ..table import Table
 
 __all__ = ["Advice", "Cure", "Verdict", "advise", "advise_method"]
@@ -21,7 +29,8 @@ def advise_method(
 ) -> Advice | None:
     """What the linear recursion says about this method under this optimizer.
 
-    **Returns:** `None` where it has nothing to say: no optimizer, or one without momentum it knows of.
+    **Returns:** `None` where it has nothing to say: no optimizer, one without momentum it knows of, or a predictor of
+    the user's own.
 
     >>> import torch
     >>> from unlatch import methods
@@ -37,6 +46,8 @@ def advise_method(
     if momentum is None:
         return None
     chosen = method.rules().forward.prediction
+    if chosen is not None and not is_modelled(chosen.name):
+        return None
     return advise(
         method.lateness(stages),
         momentum=float(momentum),

@@ -147,8 +147,11 @@ def _batches(method: Method) -> str:
 
 
 def _advice(method: Method, stages: int, advice: Advice | None, group: dict[str, Any]) -> Iterator[str]:
-    if advice is None or not any(advice.lateness):
+    if not any(method.lateness(stages)):
         yield "no gradient is late"
+        return
+    if advice is None:
+        yield "how much delay is borne is not known: the recursion has no model of this predictor"
         return
     momentum = group["momentum"]
     form = f"{'Nesterov' if group['nesterov'] else 'heavy-ball'} momentum {momentum:g}"

@@ -16,6 +16,7 @@ import torch
 
 from ..nn.chain import Block, StageChain
 from ..nn.tree import Tree, batch_size, flatten, map_tensors
+from ..rules.losses import measured
 
 __all__ = ["choose_compensation"]
 
@@ -72,7 +73,7 @@ def _tick(modules: list[Any], x: Tree, y: Tree, loss_fn: Any, repeats: int) -> t
                     x = module(inputs)
             outputs = module(inputs)
             if last:
-                outputs = loss_fn(outputs, y)
+                outputs = measured(loss_fn(outputs, y))[0]
             torch.autograd.backward([t.sum() for t in flatten(outputs)[0] if t.requires_grad])
             seconds.append(time.perf_counter() - start)
         slowest = max(slowest, min(seconds))

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import ConfigError
 from ..lookup import call, find, import_function, unknown_options
+from ..metrics import Metric, accuracy, perplexity
 from .gpt import GPT
 from .mlp import MLP
 from .resnet import resnet18, resnet34, resnet50
@@ -20,7 +21,7 @@ from .reversible import REVERSIBLE_MODELS
 from .vgg import VGG
 from .wide_resnet import WideResNet
 
-__all__ = ["build", "names", "options_for", "problems"]
+__all__ = ["build", "metrics_for", "names", "options_for", "problems"]
 
 _SMALL_IMAGE = 64
 
@@ -135,3 +136,16 @@ def options_for(name: str, shape: Sequence[int], classes: int) -> dict[str, Any]
     {'in_channels': 3, 'classes': 10, 'stem': 'small'}
     """
     return {} if ":" in name else find("model", name, _MODELS).suit(shape, classes)
+
+
+def metrics_for(name: str) -> tuple[Metric, ...] | None:
+    """What evaluation should measure beside the loss; `None` leaves it to the shapes of outputs and targets.
+
+    Language models of this package give scores `(N, T, vocabulary)`, to be compared with targets of the same position.
+
+    >>> import torch
+    >>> [sorted(metric(torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long))) for metric in metrics_for("gpt")]
+    [['accuracy'], ['perplexity']]
+    """
+    reads_text = ":" not in name and find("model", name, _MODELS).suit is _text
+    return (accuracy(axis=-1), perplexity(axis=-1)) if reads_text else None

@@ -248,7 +248,8 @@ def _balanced(blocks: Sequence[Block], stages: int, inner: Sequence[float], last
     if len(allowed) < stages:
         raise PlanError(
             f"only {len(allowed)} stage{'s are' if len(allowed) > 1 else ' is'} possible, not {stages}, because "
-            f"{_describe(blocks, tied)}: tied weights must lie in one stage; untie them or ask for fewer stages"
+            f"{_describe(blocks, tied)}: what they share must lie in one stage; use separate "
+            "ones or ask for fewer stages"
         )
     ends = [*allowed[1:], len(blocks)]
     groups = [[sum(values[a:b]) for a, b in zip(allowed, ends, strict=True)] for values in (inner, last)]

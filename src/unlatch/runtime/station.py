@@ -31,8 +31,14 @@ class Station:
     def __init__(self, index: int, stage: Stage | None = None) -> None:
         self.index = index
         self.stage = stage
-        #: Losses of micro-batches under way, by id: those of the process, which the engine shares out.
-        self.losses: dict[int, float] = {}
+        self.share_losses({}, {})
+
+    def share_losses(self, losses: dict[int, float], counts: dict[int, float]) -> None:
+        """Use what the whole process knows of micro-batches under way, by id: their mean losses, and what these are
+        means over, if the loss function counts."""
+        self.losses, self.counts = losses, counts
+        if self.stage is not None:
+            self.stage.counts = counts
 
     @property
     def title(self) -> str:
@@ -64,9 +70,16 @@ class Station:
         assert stage is not None, "only a station with layers can run them"
         outputs = stage.forward(micro, inputs, target if stage.last else None)
         if stage.last:
-            assert stage.loss is not None
-            self.losses[micro.id] = stage.loss
+            self.note_loss(micro)
         return outputs
+
+    def note_loss(self, micro: Micro) -> None:
+        """Let all know the loss that the stage has just found."""
+        assert self.stage is not None
+        assert self.stage.loss is not None
+        self.losses[micro.id] = self.stage.loss
+        if self.stage.count is not None:
+            self.counts[micro.id] = self.stage.count
 
     def update(self, micro: Micro) -> Sequence[Any]:
         """Apply the gradients of the stage."""

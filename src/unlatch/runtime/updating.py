@@ -63,14 +63,17 @@ class Updater:
         for view in self.views:
             view.forget()
 
-    def step(self, batches: int, *, elsewhere: bool = False) -> None:
-        """Apply the gradients of `batches` batches and clear them.
+    def step(self, divisor: float = 1.0, *, elsewhere: bool = False) -> None:
+        """Apply the gradients and clear them.
 
-        **Arguments:** `elsewhere`: write new weights to fresh storage, since somebody holds the old one.
+        **Arguments:**
+
+        - `divisor`: what they are divided by before, such as the number of batches that they are a sum over.
+        - `elsewhere`: write new weights to fresh storage, since somebody holds the old one.
         """
         grads = [p.grad for p in self.params if p.grad is not None]
-        if batches > 1 and self.rule.averages and grads:
-            torch._foreach_div_(grads, float(batches))
+        if divisor != 1.0 and grads:
+            torch._foreach_div_(grads, divisor)
         norm = nn.utils.get_total_norm(grads) if self._clip is not None else None
         if self._checks:
             self.check_gradients(norm)

@@ -19,6 +19,7 @@ from ..advise.advice import advise_method
 from ..errors import DataError, Interrupted, NonFinite, StageFailed, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
+from ..metrics import DEFAULT, Metric, checked
 from ..nn.chain import as_module, state_names
 from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
@@ -38,6 +39,7 @@ from . import snapshot
 from .batching import Compensation
 from .exact import packed, random_state, restore_random, share, unpacked, whole
 from .guard import Guard, Snapshot
+from .intake import Intake
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
@@ -47,7 +49,7 @@ __all__ = ["Loader", "Run", "StepResult"]
 
 log = logging.getLogger("unlatch")
 
-Loader = Iterable[tuple[Any, Any]]
+Loader = Iterable[Any]
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,14 @@ class Run:
         self._world = blueprint.world
         self._links = links
         self._health = health
+        self._intake = Intake(
+            blueprint.model,
+            blueprint.blocks,
+            blueprint.plan.starts,
+            own_loss=blueprint.own_loss,
+            # One rank tries the first batch for all.
+            proven=blueprint.sample is not None or not engine.holds_first,
+        )
         self._compensation = Compensation(method.joined)
         self._rebuild = rebuild
         self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
@@ -103,6 +113,8 @@ class Run:
         self._aside: World | None = None
         self._asked: int | None = None
         self.notes: list[str] = []
+        #: What is measured in evaluations that do not ask for something else.
+        self.metrics: tuple[Metric, ...] = DEFAULT
         describe = health.describe if health is not None else str
         self._guard = Guard(
             self._options.nonfinite,
@@ -119,13 +131,25 @@ class Run:
     # --------------------------------------------------------------- training
 
     def step(self, x: Tree = None, y: Tree = None) -> StepResult:
-        """Feed one batch and report the batch that finished."""
+        """Feed one batch and report the batch that finished.
+
+        **Arguments:** `x`, `y`: inputs and targets; or one dict, for a model whose library has such batches.
+        """
         with self._reporting():
             if self._engine.leads:
+                x, y = self._taken_in(x, y)
                 batch_size((x, y))
             self._guard.keep()
             unit = self._compensation.add(x, y, self._engine.leads)
             return self._result(self._fed(unit) if unit is not None else [])
+
+    def _taken_in(self, x: Tree, y: Tree = None) -> tuple[Tree, Tree]:
+        """The one way in for batches."""
+        return self._intake(x, y)
+
+    def _batches_of(self, loader: Loader, what: str) -> Iterator[tuple[Tree, Tree]]:
+        """The batches of a loader, taken in one by one."""
+        return self._intake.pairs(loader, what)
 
     def _fed(self, unit: tuple[Tree, Tree]) -> list[Finished]:
         finished = self._guard.feed(*unit)
@@ -143,8 +167,11 @@ class Run:
         return self._guard.left_out
 
     def hear_watch(self) -> None:
-        """Add to the notes what a method's watch has seen since the last time."""
+        """Add to the notes what was noticed during training since the last time."""
         self.notes += self._watch.news()
+        for stage in self._engine.stages.values():
+            self.notes += stage.whole.news
+            stage.whole.news.clear()
 
     def _result(self, finished: list[Finished]) -> StepResult:
         self.hear_watch()
@@ -164,18 +191,26 @@ class Run:
             finished += self._guard.drain()
             return [self._result([f]) for f in finished]
 
-    def evaluate(self, loader: Loader | None, *, path: str | None = None) -> dict[str, float]:
-        """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed.
+    def evaluate(
+        self, loader: Loader | None, *, metrics: Sequence[Metric] | None = None, path: str | None = None
+    ) -> dict[str, float]:
+        """Mean loss and metrics at the newest weights; batches under way are not disturbed.
 
-        **Arguments:** `path`: another way through the network than the serial one, where a method has one
-        (`"auxiliary"` under `auxnet`).
+        **Arguments:**
+
+        - `metrics`: functions `(output, target) -> dict of sums`, see `unlatch.metrics`, alike on every rank; else
+          those of `parallelize`, or accuracy where outputs are class scores `(N, C)` and targets class numbers `(N,)`.
+        - `path`: another way through the network than the serial one, where a method has one (`"auxiliary"` under
+          `auxnet`).
         """
         with self._reporting():
             self._guard.settle()
             self._engine.recorder.pause()
-            return self._evaluate(self._engine.route(path), loader)
+            return self._evaluate(self._engine.route(path), loader, metrics)
 
-    def evaluate_recalibrated(self, loader: Loader | None, batches: Loader | None) -> dict[str, float]:
+    def evaluate_recalibrated(
+        self, loader: Loader | None, batches: Loader | None, *, metrics: Sequence[Metric] | None = None
+    ) -> dict[str, float]:
         """Evaluate as the run is, and again with statistics of batch norm estimated on these training batches.
 
         The results of the second evaluation are called `recalibrated_...`; the run keeps its own statistics.
@@ -183,18 +218,24 @@ class Run:
         with self._reporting():
             self._guard.settle()
             self._engine.recorder.pause()
-            found = self._evaluate(self._engine.route(), loader)
+            found = self._evaluate(self._engine.route(), loader, metrics)
             with recalibrating(self._engine.stages, self._engine.route()) as estimating:
-                if not self._evaluate(estimating, batches)["samples"]:
+                if not self._evaluate(estimating, batches, ())["samples"]:
                     raise DataError("there was no batch to estimate the statistics of batch norm on")
-                again = self._evaluate(self._engine.route(), loader)
+                again = self._evaluate(self._engine.route(), loader, metrics)
             return found | {f"recalibrated_{name}": value for name, value in again.items() if name != "samples"}
 
-    def _evaluate(self, route: dict[int, Any], loader: Loader | None) -> dict[str, float]:
+    def _evaluate(
+        self, route: dict[int, Any], loader: Loader | None, metrics: Sequence[Metric] | None
+    ) -> dict[str, float]:
         engine = self._engine
         stages = engine.schedule.stages
         devices = engine.devices[:stages]
-        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=self._options.loss_fn)
+        if loader is not None and engine.holds_first:
+            loader = self._batches_of(loader, "evaluate")
+        asked = checked(metrics) if metrics is not None else self.metrics
+        loss_fn = self._options.loss_fn
+        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=loss_fn, metrics=asked)
         # A rank without a stage of its own takes no part.
         return found if len(set(devices)) == self._world.size else self._world.broadcast(found)
 

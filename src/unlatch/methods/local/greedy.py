@@ -63,7 +63,7 @@ class Local(Method):
         """The stages of this process."""
         rules, options, modules = self.rules(), blueprint.options, blueprint.modules()
         here = [stage for stage in range(blueprint.stages) if blueprint.is_here(stage)]
-        return [Stage(i, blueprint.stages, modules[i], rules, options) for i in here]
+        return [Stage(i, blueprint.stages, modules[i], rules, options, counts_add_up=False) for i in here]
 
 
 def loss_down(stages: int, offset: Callable[[int], int]) -> list[Entry]:

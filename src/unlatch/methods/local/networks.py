@@ -55,7 +55,8 @@ class Networks:
         found = find_borders(blueprint.blocks, blueprint.plan.starts, x)
         self.borders = {border.stage: border for border in found}
         output = measure_blocks(blueprint.blocks, x)[-1]
-        check_loss(name, blueprint.options.loss_fn, output, map_tensors(lambda t: t[:2], y))
+        few = map_tensors(lambda t: t[:2], y)
+        check_loss(name, blueprint.options.loss_fn, output, few, blueprint.microbatches)
         if isinstance(output, Tensor):
             self.output = tuple(output.shape[1:])
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...nn.randomness import replayable
+from ...rules.losses import measured
 from ...runtime.passes import autocast
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
@@ -101,7 +102,7 @@ class HeadStation(GreedyStation):
         out, target = self._outputs.pop(micro.id)
         options, leaf = self.stage.options, out.detach().requires_grad_()
         with replayable(options.seed, self.index + _STREAM, micro.id), autocast(options.precision):
-            loss = options.loss_fn(self.head.module(leaf), target)
+            loss, _ = measured(options.loss_fn(self.head.module(leaf), target))
         torch.autograd.backward(loss * micro.scale)
         self._batches += micro.index == micro.count - 1
         assert leaf.grad is not None
