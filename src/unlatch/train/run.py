@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from ..advise.advice import advise_method
+from ..advise.advice import advise
 from ..errors import DataError, Interrupted, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
@@ -109,9 +109,12 @@ class Run:
         self._compensation = Compensation(method.joined)
         self._rebuild = rebuild
         self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
-        optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
-        self._optimizer = type(optimizers[0]).__name__ if optimizers else None
-        self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
+        stages = engine.stages.values()
+        optimizers = {s.index: s.updater.optimizer for s in stages if s.updater.optimizer is not None}
+        self._optimizer = next((type(one).__name__ for one in optimizers.values()), None)
+        #: What the delays of the method cost under this optimizer.
+        samples = None if blueprint.sample is None else batch_size(blueprint.sample)
+        self.advice = advise(method, blueprint.stages, optimizers, samples)
         self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
         self._saving: Saving | None = None
         self._aside: World | None = None
