@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from functools import partial
 from operator import itemgetter
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from accuracy_common import Study, print_table
-from common import write
+from common import RESULTS, write
 from scipy.stats import spearmanr
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -170,6 +171,20 @@ def predictions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def defaults_elsewhere() -> list[dict[str, Any]]:
+    """Methods with their defaults in the accuracy studies, under SGD with Nesterov momentum: said and measured."""
+    nesterov = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9, nesterov=True)
+    found = []
+    for name in ("accuracy_digits", "accuracy_cifar"):
+        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+            method = get(row["method"])
+            if method.gradient == "late":
+                said = advise(method.resolve(row["stages"]), row["stages"], nesterov).verdict
+                kept = {key: row[key] for key in ("method", "stages", "seeds")}
+                found.append({"study": name, **kept, "points": row["difference"], "said": said})
+    return found
+
+
 def main() -> None:
     rows = judged(runs())
     parts = {model: [row for row in rows if row["model"] == model] for model in MODELS}
@@ -179,11 +194,12 @@ def main() -> None:
         "set on": scores(parts["mlp"]),
         "held out": scores(parts["cnn"]),
         "prediction": predictions(rows),
+        "defaults elsewhere": defaults_elsewhere(),
         "rows": rows,
     }
     columns = ("model", "optimizer", "method", "stages", "microbatches", "borne", "points", "said", "measured")
     print_table([{name: row[name] for name in columns} for row in sorted(rows, key=itemgetter("model", "borne"))])
-    for name in ("set on", "held out", "prediction"):
+    for name in ("set on", "held out", "prediction", "defaults elsewhere"):
         print(name, result[name])
     write("advice_check", result)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..errors import ConfigError
 from ..methods import Method
@@ -19,20 +19,29 @@ from ..schedule.stability import FEWEST_SAMPLES, Lag, Motion, chain_limit, is_mo
 from ..table import Table
 from .motion import motion_of
 
-__all__ = ["EXPECTED", "Advice", "Cure", "Verdict", "advise", "lags_of", "no_theory", "verdict_of"]
+__all__ = ["EXPECTED", "RELIABILITY", "Advice", "Cure", "Verdict", "advise", "lags_of", "no_theory", "verdict_of"]
 
 Verdict = Literal["about bp", "some loss", "large loss"]
 
-#: Limits in total steps from which on a verdict holds.
-ABOUT_BP = 2.25
-SOME_LOSS = 1.2
+
+class _Bounds(NamedTuple):
+    """Limits, in total steps, from which on a verdict holds."""
+
+    about_bp: float
+    some_loss: float
+
+
+#: Where the size of gradients matters, and where it does not: steps of one size are taken along an average.
+_SUMMING, _AVERAGING = _Bounds(2.25, 1.2), _Bounds(0.9, 0.75)
 
 #: Points of accuracy below backpropagation that a verdict stands for.
 EXPECTED: dict[Verdict, str] = {
-    "about bp": "within about 1 point of bp",
-    "some loss": "some loss of accuracy is likely (1 to 5 points in short runs)",
-    "large loss": "a large loss of accuracy is likely (5 points or more in short runs)",
+    "about bp": "about as good as bp (within 2 points in short runs)",
+    "some loss": "some loss of accuracy is likely (2 to 6 points in short runs)",
+    "large loss": "a large loss of accuracy is likely (6 points or more in short runs)",
 }
+#: How often verdicts were right on runs that had no part in setting their bounds, by `benchmarks/advice_check.py`.
+RELIABILITY = "On held-out runs 44 of 55 verdicts and 17 of 19 warnings were right"
 #: How many times more micro-batches are tried where the batch size is not known.
 _MOST_MORE = 8
 
@@ -92,7 +101,7 @@ class Advice:
         stage  lateness  in updates     a*
             0         1         1.0  0.253
             1         0         0.0  1.357
-        all stages together: a* = 0.770, within about 1 point of bp
+        all stages together: a* = 0.770, about as good as bp (within 2 points in short runs)
         """
         if self.unknown is not None:
             return [f"no advice: {self.unknown}"]
@@ -197,9 +206,10 @@ def verdict_of(lags: Sequence[Lag]) -> Verdict:
     ('some loss', 'large loss')
     """
     borne = max(lag.motion.total for lag in lags) * chain_limit(lags)
-    if not any(lag.lateness for lag in lags) or borne >= ABOUT_BP:
+    bounds = _AVERAGING if all(lag.motion.scale_free for lag in lags) else _SUMMING
+    if not any(lag.lateness for lag in lags) or borne >= bounds.about_bp:
         return "about bp"
-    return "some loss" if borne >= SOME_LOSS else "large loss"
+    return "some loss" if borne >= bounds.some_loss else "large loss"
 
 
 def _by_stage(optimizer: Optimizer | Mapping[int, Optimizer] | None, stages: int) -> list[Optimizer]:
@@ -289,4 +299,4 @@ def _warning(delay: float, limit: float, verdict: Verdict, cure: Cure | None) ->
     optimizer = " and nesterov=True in the optimizer" if "nesterov=True" in cure.changes else ""
     good = cure.verdict == "about bp"
     reach = EXPECTED["about bp"] if good else "better, though not as good as bp; fewer stages help more"
-    return f"{text} Use {cure.call}{optimizer}: a* = {cure.limit:.3f}, {reach}."
+    return f"{text} Use {cure.call}{optimizer}: a* = {cure.limit:.3f}, {reach}. ({RELIABILITY}.)"
