@@ -32,7 +32,7 @@ DELAYED = {
     "dsp": {},
     "dtr": {},
     "dtrp": {"gamma": 0.9},
-    "petra": {},
+    "petra": {"store": (0, 1, 2)},
     "paci": {},
     "layerpipe": {"mode": "stages"},
 }
@@ -94,6 +94,8 @@ def test_tied_weights_follow_the_recursion(case: str) -> None:
 def test_skips_follow_the_recursion(case: str) -> None:
     method = get(case.split()[0], microbatches=1, **DELAYED[case])
     predict = {"predict": method.predict, "gamma": 0.9} if case == "dtrp" else {}
+    if case == "petra":
+        method = get("petra", microbatches=1, store=(0, 1, 2, 3))
     data = [(torch.randn(3, WIDTH), torch.randn(3, WIDTH)) for _ in range(9)]
     follow_recursion(SmallUNet(), method, data, OPTIMIZER, tolerance=1e-13, **predict)
 

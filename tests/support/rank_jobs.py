@@ -71,6 +71,14 @@ def train_conv_each(method: str, stage_counts: tuple[int, ...]) -> dict[int, Out
     return {stages: train_conv(method, stages) for stages in stage_counts}
 
 
+def train_conv_by_whole_norm(methods: tuple[str, ...], stages: int) -> dict[str, Outcome]:
+    """Gradients limited by the norm of the whole model's, with an accumulation that the end leaves incomplete."""
+    return {
+        name: train_conv(unlatch.methods.get(name, accumulate=3), stages, clip_norm_of="model", clip_grad_norm=0.05)
+        for name in methods
+    }
+
+
 class Slow(nn.Module):
     """Lets others run ahead as far as they can."""
 

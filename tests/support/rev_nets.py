@@ -65,7 +65,7 @@ def regression(count: int, size: int = 6, width: int = 4, seed: int = 1) -> list
 def rev_run(
     pattern: str | nn.Sequential, method: Any, optimizer: Any, starts: Sequence[int] | None = None, **options: Any
 ) -> unlatch.Run:
-    """A run with one block per stage, or stages that start at these blocks. Inputs are stored if none can be reversed."""
+    """A run with one block per stage, or stages that start at these blocks; inputs are stored if none reverses."""
     model = rev_net(pattern) if isinstance(pattern, str) else pattern
     starts = range(1, len(model)) if starts is None else starts
     if starts and not any(isinstance(block, Coupling) for block in model[: starts[-1]]):

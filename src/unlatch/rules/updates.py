@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 
-__all__ = ["OptimizerFactory", "StagePlace", "UpdateRule", "View", "make_optimizer"]
+__all__ = ["OptimizerFactory", "PerEpoch", "StagePlace", "UpdateRule", "View", "make_optimizer"]
 
 OptimizerFactory: TypeAlias = Callable[..., Optimizer]
 
@@ -85,6 +85,19 @@ def _asked(factory: OptimizerFactory) -> tuple[str | None, str | None, list[str]
     later = [name for name in [*roles[2:], *demanded] if name in ("named", "stage")]
     first, second = [*roles, None, None][:2]
     return "named" if first == "named" else None, second, later
+
+
+@dataclass(frozen=True)
+class PerEpoch:
+    """A factory of learning-rate schedulers that step when an epoch ends, instead of at every update.
+
+    **Arguments:** `make`: from an optimizer to its scheduler.
+    """
+
+    make: Callable[[Optimizer], Any]
+
+    def __call__(self, optimizer: Optimizer) -> Any:
+        return self.make(optimizer)
 
 
 class View:

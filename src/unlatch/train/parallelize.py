@@ -17,7 +17,7 @@ from ..nn.foreign import foreign
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan
 from ..rules.losses import LossFunction
-from ..rules.updates import OptimizerFactory
+from ..rules.updates import OptimizerFactory, PerEpoch
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import StageOptions
 from ..runtime.updating import Optimizer
@@ -26,6 +26,7 @@ from ..transport.world import World, current_world
 from .handshake import shake_hands
 from .reversal import check_reversal
 from .run import Run
+from .update_options import check_clipping, check_factories
 from .wiring import connect, place
 
 __all__ = ["parallelize"]
@@ -41,11 +42,13 @@ def parallelize(
     loss_fn: LossFunction | None = None,
     optimizer: OptimizerFactory,
     lr_scheduler: Callable[[Optimizer], Any] | None = None,
+    lr_scheduler_per: Literal["update", "epoch"] = "update",
     split: Literal["auto"] | Sequence[str] = "auto",
     sample: tuple[Tree, Tree] | Mapping[str, Any] | None = None,
     plan: Plan | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     clip_grad_norm: float | None = None,
+    clip_norm_of: Literal["stage", "model"] = "stage",
     loss_reduction: Literal["mean", "sum"] = "mean",
     metrics: Sequence[Metric] | None = None,
     seed: int = 0,
@@ -65,16 +68,21 @@ def parallelize(
     - `method`: a name or an object from `unlatch.methods`.
     - `stages`: parts the model is cut into; at least as many as there are processes.
     - `loss_fn`: of output and target; without it a model of `transformers` is trained with its own loss.
-    - `optimizer`, `lr_scheduler`: factories, called once per stage. The scheduler steps once per update. An optimizer
-      factory is given the stage's parameters and, if it has a second argument (one without default, or one called
-      `stage`), a `unlatch.rules.updates.StagePlace`: `index`, `count`, `delay` in updates, `names` of the parameters.
+    - `optimizer`: a factory, called once per stage with the parameters of that stage. In an argument called `named` it
+      gets them with their names in the model, in one called `stage` a `unlatch.rules.updates.StagePlace`: `index`,
+      `count`, `delay` in updates, `names`. `unlatch.optim` has some ready.
+    - `lr_scheduler`: a factory as well, of the stage's optimizer.
+    - `lr_scheduler_per`: when schedulers step: after every `"update"` of their stage, or at the end of every `"epoch"`,
+      which a `Trainer` tells them, or `run.end_epoch(metric)` in a loop of your own.
     - `split`: `"auto"` balances measured costs of this method; or the names of the blocks that start the second and
       later stages.
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`. Without it
       the chain is checked on the first batch.
     - `plan`: a finished plan instead of `split`.
     - `precision`: `"bf16"` runs forwards under autocast.
-    - `clip_grad_norm`: limits the gradient norm of each stage by itself.
+    - `clip_grad_norm`: limits the norm of the gradient.
+    - `clip_norm_of`: `"stage"` limits each stage by itself; `"model"` all together, as torch does, which only methods
+      can that update all stages at the same time.
     - `loss_reduction`: `"mean"` weights micro-batches by their size; `"sum"` adds them.
     - `metrics`: what evaluations measure beside the loss, see `unlatch.metrics`; by default accuracy, for classifiers.
     - `seed`: dropout masks are a function of (seed, stage, micro-batch).
@@ -95,13 +103,14 @@ def parallelize(
     >>> [run.step(x, y).batch for _ in range(4)]
     [None, None, 0, 1]
     """
-    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, optimizer)
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite)
+    check_factories(optimizer, lr_scheduler, lr_scheduler_per)
     loss, own_loss = _loss_of(model, loss_fn)
     batch = _taken_apart(model, sample, own_loss)
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
-        chosen.schedule(stages)
+        check_clipping(chosen, stages, clip_grad_norm, clip_norm_of)
         asked = {
             "stages": stages,
             "split": split if isinstance(split, str) else list(split),
@@ -109,6 +118,8 @@ def parallelize(
             "seed": seed,
             "precision": precision,
             "clip_grad_norm": clip_grad_norm,
+            "clip_norm_of": clip_norm_of,
+            "lr_scheduler_per": lr_scheduler_per,
             "loss_reduction": loss_reduction,
             "nonfinite": nonfinite,
         }
@@ -130,9 +141,10 @@ def parallelize(
         options = StageOptions(
             loss_fn=loss,
             optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
+            lr_scheduler=PerEpoch(lr_scheduler) if lr_scheduler and lr_scheduler_per == "epoch" else lr_scheduler,
             lr_scale=chosen.lr_scale if chosen.scales_lr else None,
             clip_grad_norm=clip_grad_norm,
+            clip_norm_of=clip_norm_of,
             precision=precision,
             seed=seed,
             nonfinite=nonfinite,
@@ -162,14 +174,7 @@ def parallelize(
         return run
 
 
-def _check_arguments(
-    stages: int,
-    precision: str,
-    reduction: str,
-    clip: float | None,
-    nonfinite: str,
-    optimizer: Any,
-) -> None:
+def _check_arguments(stages: int, precision: str, reduction: str, clip: float | None, nonfinite: str) -> None:
     if not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
     if precision not in ("fp32", "bf16"):
@@ -180,11 +185,6 @@ def _check_arguments(
         raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
     if nonfinite not in ("stop", "skip", "ignore"):
         raise ConfigError(f'nonfinite must be "stop", "skip" or "ignore", got {nonfinite!r}')
-    if not callable(optimizer):
-        raise ConfigError(
-            f"optimizer must be a function from parameters to an optimizer, called once per stage, got "
-            f"{type(optimizer).__name__}: pass functools.partial({type(optimizer).__name__}, lr=...)"
-        )
 
 
 def _loss_of(model: Model, loss_fn: LossFunction | None) -> tuple[LossFunction, bool]:

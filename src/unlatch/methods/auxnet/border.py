@@ -17,7 +17,7 @@ from ...schedule import Schedule, Workload
 from ..costs import stage_costs
 from ..local import Local
 from ..local.networks import Networks
-from ..options import AtLeast, Whole
+from ..options import Whole, at_least
 from .mismatch import BorderRule
 from .probe import GradientProbe
 from .report import MEASURES, border_metrics, border_summary
@@ -26,7 +26,7 @@ from .workload import Extras, border_workload
 
 __all__ = ["BorderMethod"]
 
-NotNegative: TypeAlias = Annotated[int, AtLeast(0)]
+NotNegative: TypeAlias = Annotated[int, at_least(0)]
 
 
 @dataclass(frozen=True)
