@@ -87,9 +87,7 @@ def test_automatic_cut_keeps_blocks_with_a_module_in_common_together() -> None:
     assert make_plan(blocks, 2, costs=costs).stages == (("0",), ("1", "2", "3", "4"))
     assert make_plan(blocks, 3, costs=costs).stages == (("0",), ("1", "2", "3"), ("4",))
     assert make_plan(blocks, 3, costs=costs).parameters == (20, 8, 20)
-    with pytest.raises(
-        PlanError, match="only 3 stages are possible, not 4, because blocks '1' and '3' share buffer"
-    ):
+    with pytest.raises(PlanError, match="only 3 stages are possible, not 4, because blocks '1' and '3' share buffer"):
         make_plan(blocks, 4, costs=costs)
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ..advise.advice import Cure
-from ..errors import ConfigError, DataError, Interrupted, PlanError, StageFailed, UnlatchError
+from ..errors import CallbackFailed, ConfigError, DataError, Interrupted, PlanError, StageFailed, UnlatchError
 
 __all__ = ["ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
 
@@ -59,7 +59,7 @@ def exit_code(error: BaseException) -> int:
     >>> exit_code(ConfigError("no such method")), exit_code(UnlatchError("rank 1 is gone"))
     (2, 1)
     """
-    cause = error.__cause__ if isinstance(error, Reported) else error
+    cause = error.__cause__ if isinstance(error, Reported | CallbackFailed) else error
     return 2 if isinstance(cause, _BAD_SETTINGS) else 1
 
 

@@ -96,6 +96,9 @@ class Updater:
             self.scheduler.step()
         self.version += 1
 
+    def end_epoch(self) -> None:
+        """A pass over the data is complete."""
+
     def check_gradients(self, norm: Tensor | None = None) -> None:
         """Refuse gradients that are not finite, while nothing has been done with them.
 
