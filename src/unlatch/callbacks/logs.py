@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,19 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | Path = "tensorboard") -> None:
-        if find_spec("tensorboard") is None:
-            raise ConfigError('callbacks.TensorBoard needs a package: pip install "unlatch[tensorboard]"')
+        try:
+            self._make = import_module("torch.utils.tensorboard").SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                f'callbacks.TensorBoard needs a package that is not there ({error}): pip install "unlatch[tensorboard]"'
+            ) from None
         self.folder = Path(folder)
         self._writer: Any = None
 
     def on_start(self, trainer: Trainer) -> None:
         """Begin a file."""
         if trainer.rank == 0:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder), purge_step=trainer.run.batches + 1)
+            self._writer = self._make(str(self.folder), purge_step=trainer.run.batches + 1)
 
     def on_log(self, trainer: Trainer, step: int, numbers: Mapping[str, float]) -> None:
         """Write scalars."""
