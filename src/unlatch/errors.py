@@ -13,6 +13,7 @@ __all__ = [
     "NoProgress",
     "NonFinite",
     "NonFiniteLoss",
+    "OutOfStep",
     "PeerLost",
     "PlanError",
     "ScheduleError",
@@ -119,6 +120,10 @@ class CallbackFailed(UnlatchError):
 
 class PeerLost(UnlatchError):
     """Another rank died, stalled or stopped on an error of its own."""
+
+
+class OutOfStep(UnlatchError):
+    """Ranks call different methods of a run, or not equally often, and would wait for each other for ever."""
 
 
 class NoProgress(UnlatchError):

@@ -16,9 +16,9 @@ from torch.nn.functional import mse_loss
 import unlatch
 from recording import feed
 from recursions import follow_recursion
-from tied_nets import LENGTH, WIDTH, SmallUNet, TiedLM, padded, token_mean, token_sum, tokens
+from tied_nets import LENGTH, WIDTH, WORDS, SmallUNet, TiedLM, padded, token_mean, token_sum, tokens
 from unlatch.methods import get
-from unlatch.nn import chain
+from unlatch.nn import Coupling, chain
 from unlatch.plan import make_plan, profile
 from unlatch.reference import SGD
 
@@ -32,7 +32,7 @@ DELAYED = {
     "dsp": {},
     "dtr": {},
     "dtrp": {"gamma": 0.9},
-    "petra": {},
+    "petra": {"store": (0, 1, 2)},
     "paci": {},
     "layerpipe": {"mode": "stages"},
 }
@@ -94,6 +94,8 @@ def test_tied_weights_follow_the_recursion(case: str) -> None:
 def test_skips_follow_the_recursion(case: str) -> None:
     method = get(case.split()[0], microbatches=1, **DELAYED[case])
     predict = {"predict": method.predict, "gamma": 0.9} if case == "dtrp" else {}
+    if case == "petra":
+        method = get("petra", microbatches=1, store=(0, 1, 2, 3))
     data = [(torch.randn(3, WIDTH), torch.randn(3, WIDTH)) for _ in range(9)]
     follow_recursion(SmallUNet(), method, data, OPTIMIZER, tolerance=1e-13, **predict)
 
@@ -207,3 +209,46 @@ def test_what_crosses_a_cut_is_in_the_plan(start: str, tensors: int) -> None:
     blocks = chain(SmallUNet())
     plan = make_plan(blocks, 2, costs=profile(blocks, x), split=[start])
     assert plan.border_bytes == (tensors * x.nbytes,)
+
+
+class _Halves(nn.Module):
+    def __init__(self, embed: nn.Embedding) -> None:
+        super().__init__()
+        self.embed = embed
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.embed(x).chunk(2, -1)
+
+
+class _Joined(nn.Module):
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, halves: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        out: torch.Tensor = self.linear(torch.cat(halves, -1))
+        return out
+
+
+def test_a_tied_weight_passes_by_reversible_stages_that_keep_nothing() -> None:
+    """All batches in one update: nothing moves between forward and backward, so the inverse is exact."""
+    embed, linear = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+    linear.weight = embed.weight
+    half = WIDTH // 2
+    couplings = [Coupling(nn.Sequential(nn.Linear(half, half), nn.Tanh())) for _ in range(4)]
+    model = nn.Sequential(_Halves(embed), *couplings, _Joined(linear))
+    data = tokens(6)
+    x, y = (torch.cat([pair[n] for pair in data]) for n in (0, 1))
+    expected = plain(model, [(x, y)], token_mean)
+    with unlatch.parallelize(
+        model,
+        get("petra", accumulate=6, microbatches=1),
+        stages=4,
+        loss_fn=token_mean,
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        split=["1", "3", "5"],
+        sample=data[0],
+    ) as run:
+        feed(run, data)
+        assert [stage.reconstruction_error is not None for stage in run.statistics()] == [False, True, True, False]
+        assert_close(run.module(), expected, 1e-12)

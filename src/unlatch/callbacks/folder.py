@@ -10,13 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from ..errors import Interrupted
 from ..io import metrics, run_folder
 from ..io.optional import optional_file
-from ..report.measures import measures_figure, measures_of
-from ..report.probe import probe_figure, read_probe, reconstruction_figure
 from ..runtime.events import Event
 from ..train import Epoch, Trainer
 from ..transport.restarts import restarts
@@ -105,20 +101,27 @@ class RunFolder(MetricsFiles):
         if trainer.rank != 0:
             return
         _write_events(self.folder / "events.jsonl", events)
-        rows = metrics.read(self.folder)
-        if any(_PROBE in row for row in rows):
-            _draw(self.folder / "probe.png", probe_figure(read_probe(self.folder)))
-        self._draw_reconstruction(trainer)
-        if measures := measures_of(rows):
-            _draw(self.folder / "measures.png", measures_figure({"": measures}))
+        self._draw_figures(trainer)
         with optional_file(self.folder / "summary.json") as draft:
             draft.write_text(json.dumps(self.summary, indent=1) + "\n", encoding="utf-8")
 
-    def _draw_reconstruction(self, trainer: Trainer) -> None:
+    def _draw_figures(self, trainer: Trainer) -> None:
+        # Whoever only logs does not wait for a plotting library.
+        from ..report.measures import measures_figure, measures_of
+        from ..report.probe import probe_figure, read_probe, reconstruction_figure
+
+        rows = metrics.read(self.folder)
         stages = list(trainer.measured.stages) if trainer.measured is not None else []
+        figures = {}
+        if any(_PROBE in row for row in rows):
+            figures["probe"] = probe_figure(read_probe(self.folder))
         if any(stage.reconstruction for stage in stages):
-            figure = reconstruction_figure(stages, per_update=trainer.run.method.per_update)
-            _draw(self.folder / "reconstruction.png", figure)
+            figures["reconstruction"] = reconstruction_figure(stages, per_update=trainer.run.method.per_update)
+        if measures := measures_of(rows):
+            figures["measures"] = measures_figure({"": measures})
+        for name, figure in figures.items():
+            with optional_file(self.folder / f"{name}.png") as draft:
+                figure.savefig(draft, dpi=140)
 
     def _summary(self, trainer: Trainer, error: Interrupted | None) -> dict[str, Any]:
         run, method = trainer.run, trainer.run.method
@@ -168,11 +171,6 @@ def _epoch_in(row: Mapping[str, Any]) -> Epoch:
     named = ("epoch/number", "train/epoch_loss", "train/samples_per_second")
     number, loss, speed = (row.get(name, math.nan) for name in named)
     return Epoch(int(number) - 1, loss, 0, speed, evaluation)
-
-
-def _draw(path: Path, figure: Figure) -> None:
-    with optional_file(path) as draft:
-        figure.savefig(draft, dpi=140)
 
 
 def _write_events(path: Path, events: Sequence[Event]) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
-from .carry import Recall, Remember, carrying, copied_at_the_end
+from .carry import Recall, Remember, carrying, leaving_weights
+from .foreign import foreign
 from .tree import Tree, flatten, map_tensors, unflatten
 
 __all__ = [
@@ -60,7 +61,7 @@ def chain(model: Model) -> list[Block]:
 
     **Arguments:**
 
-    - `model`: an `nn.Sequential`, a list of modules, or a module with a method `blocks()`.
+    - `model`: an `nn.Sequential`, a list of modules, a module with a method `blocks()`, or a model of `transformers`.
 
     **Returns:**
 
@@ -76,6 +77,8 @@ def chain(model: Model) -> list[Block]:
         blocks = _named_blocks(model, list(listed()))
     elif isinstance(model, nn.Sequential | nn.ModuleList):
         blocks = [Block(name, part) for name, part in model._modules.items() if part is not None]
+    elif (from_elsewhere := foreign(model)) is not None:
+        blocks = [Block(name, part) for name, part in from_elsewhere.blocks()]
     elif isinstance(model, nn.Module):
         raise PlanError(
             f"{type(model).__name__} does not say where it can be cut: give it a method blocks() that lists modules "
@@ -254,7 +257,8 @@ class StageChain(nn.Module):
         self.names = [block.name for block in blocks]
         self.blocks = nn.ModuleList(block.module for block in blocks)
         self.original = state_names(self, model) if model is not None else {}
-        self._copied = copied_at_the_end([block.module for block in blocks])
+        #: Weights of this stage that go up with the state, by the name that they are carried under.
+        self.leaving_weights = leaving_weights([block.module for block in blocks])
         self._writes_input: dict[bool, bool] = {}
 
     def forward(self, x: Tree) -> Tree:
@@ -273,8 +277,8 @@ class StageChain(nn.Module):
                 x = block(x)
             except PlanError as error:
                 raise PlanError(f"block '{name}': {error}") from error
-        if self._copied:
-            copies = {name: x["carried"][name].clone() for name in self._copied}
+        if self.leaving_weights:
+            copies = {name: x["carried"][name].clone() for name in self.leaving_weights}
             x = {"x": x["x"], "carried": {**x["carried"], **copies}}
         return x
 

@@ -8,7 +8,7 @@ These need a sample. Nothing of the model is changed by looking.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,11 +18,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..errors import PlanError, ShapeMismatch
 from .chain import Block, Model, as_module, stage_of_blocks
+from .foreign import foreign
 from .randomness import replayable
 from .statistics import frozen_statistics
 from .tree import Tree, batch_size, flatten, map_tensors, unflatten
 
-__all__ = ["Tie", "check_chain", "ties"]
+__all__ = ["Tie", "check_chain", "check_own_loss", "ties"]
 
 _ROWS = 2
 
@@ -57,11 +58,32 @@ def check_chain(blocks: Sequence[Block], model: Model, starts: Sequence[int], sa
             few = _rows(sample, 0)
             with replayable(0, 0, 0):
                 output = _check_connections(blocks, stages, few)
-            if _forward_can_be_compared(root):
+            forward = _own_forward(root)
+            if forward is not None:
                 with replayable(0, 0, 0):
-                    expected = _run(root, f"{type(root).__name__}.forward", map_tensors(Tensor.clone, few))
+                    expected = _run(forward, f"{type(root).__name__}.forward", map_tensors(Tensor.clone, few))
                 _compare(root, expected, output)
             _check_memory(blocks, stages, few, _rows(sample, 1))
+
+
+def check_own_loss(root: nn.Module, x: Tree, y: Tree) -> None:
+    """Raise `PlanError` if the loss that is computed here for a model from elsewhere is not the one it computes itself.
+
+    **Arguments:** `x`, `y`: a batch; a few rows of it are tried.
+    """
+    from_elsewhere = foreign(root)
+    if from_elsewhere is None or from_elsewhere.loss is None:
+        return
+    x, y = _rows(x, 0), _rows(y, 0)
+    with _untouched([root]), torch.no_grad():
+        total, count = from_elsewhere.loss(from_elsewhere.output(x), y)
+        expected = from_elsewhere.own_loss(x, y)
+    # The model may compute in single precision whatever it is given.
+    if expected is not None and count and not _close(expected.float(), (total / count).float()):
+        raise PlanError(
+            f"{type(root).__name__} computes another loss than is known for its kind: {float(expected)} itself, "
+            f"{float(total / count)} here; pass that loss as loss_fn, a function of output and labels"
+        )
 
 
 def _check_materialised(root: nn.Module) -> None:
@@ -212,7 +234,7 @@ def _same(one: Tree, other: Tree) -> bool:
     return all(a.shape == b.shape and _close(a, b) for a, b in zip(tensors, others, strict=True))
 
 
-def _run(module: nn.Module, name: str, x: Tree) -> Tree:
+def _run(module: Callable[[Tree], Tree], name: str, x: Tree) -> Tree:
     try:
         y = module(x)
     except Exception as error:
@@ -226,15 +248,18 @@ def _run(module: nn.Module, name: str, x: Tree) -> Tree:
     return y
 
 
-def _forward_can_be_compared(root: nn.Module) -> bool:
-    """Whether the model computes something of its own, from one input as the blocks do."""
+def _own_forward(root: nn.Module) -> Callable[[Tree], Tree] | None:
+    """What the model computes by itself, from one input as the blocks do, if it does."""
+    from_elsewhere = foreign(root)
+    if from_elsewhere is not None:
+        return from_elsewhere.output
     if type(root).forward in (nn.Module.forward, nn.Sequential.forward, nn.ModuleList.forward):
-        return False
+        return None
     try:
         inspect.signature(root.forward).bind(None)
     except TypeError:
-        return False
-    return True
+        return None
+    return root
 
 
 def _compare(root: nn.Module, expected: Tree, got: Tree) -> None:

@@ -24,6 +24,7 @@ class Blueprint:
     - `microbatches`, `accumulate`: parts of a batch, and batches per update.
     - `mean_loss`: whether the loss is a mean over samples.
     - `sample`: one batch, if the user gave one.
+    - `own_loss`: whether the loss is one that the model brought along.
     """
 
     model: Model
@@ -36,6 +37,7 @@ class Blueprint:
     accumulate: int
     mean_loss: bool
     sample: tuple[Tree, Tree] | None
+    own_loss: bool = False
 
     @property
     def stages(self) -> int:

@@ -62,5 +62,6 @@ def measure(run: Run, since: float) -> Measured:
     """Called on all ranks. **Arguments:** `since`: when the pass began."""
     stages = tuple(run.statistics())
     mine = [e for e in run.events if e.start >= since]
-    idle = tuple(run._world.gather(bubble(mine, {e.stage for e in mine})))
+    with run._reporting("statistics"):
+        idle = tuple(run._world.gather(bubble(mine, {e.stage for e in mine})))
     return Measured(stages, idle, tuple(run.method_statistics()))

@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..data.pairs import pairs
 from ..errors import CallbackFailed, ConfigError, DataError, Interrupted, PeerLost, UnlatchError
 from ..io.checkpoints import Checkpoints
 from ..metrics import Metric, checked
@@ -153,7 +152,8 @@ class Trainer:
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, by rank. For callbacks, where all ranks are at the same place."""
-        return self.run._world.gather(value)
+        with self.run._reporting("gather"):
+            return self.run._world.gather(value)
 
     def stop(self, why: str = "stop was called") -> None:
         """Ask `fit` to end in good order. For callbacks.
@@ -208,7 +208,8 @@ class Trainer:
         self._waited, self._waits, self._at_start = 0.0, 0, self.run.batches
         self._eval_loader = eval_loader
         self.batches_per_epoch = _length(loader)
-        evaluates = self.run._world.broadcast(eval_loader is not None)
+        with self.run._reporting("fit"):
+            evaluates = self.run._world.broadcast(eval_loader is not None)
         if self.checkpoints is not None:
             self.run._guard.place, self.run._guard.progress = self._place, self._progress
         with heeding, self._telling_of_the_end():
@@ -233,7 +234,7 @@ class Trainer:
         numbers, fresh = random_state(), None
         if self.run._engine.leads and loader is not None:
             _go_to(loader, self.epochs)
-            fresh = list(islice(pairs(loader, "fit"), batches))
+            fresh = list(islice(self.run._batches_of(loader, "fit"), batches))
         restore_random(numbers)
         found = self.run.evaluate_recalibrated(self._eval_loader, fresh, metrics=self.metrics)
         self.recalibrated = {name: value for name, value in found.items() if name.startswith("recalibrated_")}
@@ -261,7 +262,7 @@ class Trainer:
     def _agree(self) -> None:
         """All ranks alike: raise what a callback has raised on any of them; a wish to stop is a wish of all."""
         failure = self._callbacks.failure
-        with self.run._reporting():
+        with self.run._reporting("fit"):
             told = self.run._world.gather((None if failure is None else str(failure), self.stopped))
             failed = {rank: text for rank, (text, _) in enumerate(told) if text is not None}
             if failed:
@@ -288,17 +289,16 @@ class Trainer:
     def _one_epoch(self, loader: Loader | None, last: bool, evaluates: bool, stop: Callable[[], bool]) -> bool:
         """A pass and all that belongs to its end. **Returns:** whether there may be another one."""
         begun = time.perf_counter()
-        with self.run._reporting():
+        with self.run._reporting("fit"):
             self._one_pass(loader, last, stop)
         self.cut_short = self._ended is not None
         self._agree()
         if self.cut_short:
             return False
-        with self.run._reporting():
-            self.run.end_epoch()
         found = self.evaluate() if evaluates else {}
         if evaluates:
             self._tell_together("on_evaluation", found)
+        self.run.end_epoch(found.get("loss", self._total.mean_loss))
         epoch = self._closed(found)
         self.history.append(epoch)
         if self._callbacks.listed:
@@ -426,10 +426,10 @@ class Trainer:
             self._begin = self._begin or goes_on
             if skipped and seek is not None:
                 seek(self.epochs, self.samples_into_epoch)
-            return pairs(loader, "fit")
+            return self.run._batches_of(loader, "fit")
         if self._begin is not None:
             restore_random(self._begin)
-        batches = pairs(loader, "fit")
+        batches = self.run._batches_of(loader, "fit")
         for number in range(skipped):
             if next(batches, None) is None:
                 raise DataError(
@@ -548,7 +548,8 @@ class Trainer:
             if self.checkpoints is None:
                 raise ConfigError('resume("latest") needs a folder: Trainer(run, checkpoints=...)')
             # Where hosts share no disk, only the rank that writes can know.
-            found = self.run._world.broadcast(self.checkpoints.latest())
+            with self.run._reporting("resume"):
+                found = self.run._world.broadcast(self.checkpoints.latest())
         if found is None:
             return False
         self.load(found)
