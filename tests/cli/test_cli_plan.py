@@ -281,10 +281,16 @@ def test_costs_that_are_no_text_file(unlatch, tmp_path):
 FLAGS = {
     "mode of another method": (["--method", "pipedream", "--mode", "atomic"], "--mode belongs to --method layerpipe"),
     "mode of auto": (["--mode", "atomic"], "--mode belongs to --method layerpipe, not to auto"),
-    "unknown mode": (["--method", "layerpipe", "--mode", "fraction"], "unknown mode 'fraction'"),
-    "empty mode": (["--method", "layerpipe", "--mode", ""], "unknown mode ''"),
+    "unknown mode": (
+        ["--method", "layerpipe", "--mode", "fraction"],
+        "'fraction' is not one of 'divisible', 'atomic', 'factor'",
+    ),
+    "empty mode": (["--method", "layerpipe", "--mode", ""], "'' is not one of"),
     "unknown method": (["--method", "gpipe"], "--method is layerpipe, pipedream or auto, got 'gpipe'"),
-    "unknown placement": (["--method", "layerpipe", "--placement", "best"], "--placement is row, list or exact"),
+    "unknown placement": (
+        ["--method", "layerpipe", "--placement", "best"],
+        "'best' is not one of 'row', 'list', 'exact'",
+    ),
     "placement of another method": (["--placement", "row"], "--placement belongs to --method layerpipe"),
     "replicas of another method": (["--method", "layerpipe", "--replicate"], "--replicate belongs to --method pipedr"),
     "memory of another method": (["--method", "layerpipe", "--memory", "1e9"], "--memory belongs to --method auto"),

@@ -89,7 +89,7 @@ def test_another_method_drops_options_it_does_not_know(unlatch, conf):
 def test_an_option_of_the_same_name_is_not_taken_over(unlatch, conf, asked):
     """An option of fdg silently became one of auxnet, by whose name it went as well."""
     conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nweights = "stash"\naccumulate = 2\n')
-    result = unlatch("train", conf, *asked)
+    result = unlatch("train", conf, *asked, "--set", "method.store=[0]")
     assert result.exit_code == 0, result.output
     assert "note: petra means something else by weights: dropped what the settings say for fdg" in result.stdout
     assert re.search(r"PETRA\(microbatches=2, accumulate=2, .*\bweights='current',", result.stdout)
@@ -171,7 +171,7 @@ def test_what_ends_before_it_trains_leaves_no_folder(unlatch, conf, tmp_path, mo
 
 
 def test_a_disk_without_room_is_found_out_before_training(unlatch, conf, tmp_path, monkeypatch):
-    monkeypatch.setattr("unlatch.cli.train.shortage", lambda folder, needed, what: f"{folder}: no room for {what}")
+    monkeypatch.setattr("unlatch.cli.training.shortage", lambda folder, needed, what: f"{folder}: no room for {what}")
     result = unlatch("train", conf, "--out", "run")
     assert result.exit_code == 2
     assert "run: no room for one checkpoint" in result.stderr

@@ -296,7 +296,7 @@ def test_a_run_on_a_disk_that_is_nearly_full(train, disk):
 def test_a_run_on_a_disk_that_is_full_at_its_end(train, disk, monkeypatch):
     """The last checkpoint does not fit: said in one line, with the folder; nothing half-written is left."""
     # As if somebody else had used up the room in the meantime.
-    monkeypatch.setattr("unlatch.cli.train.shortage", lambda *_: None)
+    monkeypatch.setattr("unlatch.cli.training.shortage", lambda *_: None)
     place = disk("2m")
     fill(place, leave=60_000)
     result = train("--out", place / "run")

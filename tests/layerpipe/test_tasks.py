@@ -16,6 +16,7 @@ from layerpipe_jobs import MIXED, UNIT, chain_costs, residual_net, tall_conv_net
 from recording import Optimizers, Scripted, feed
 from recursions import behind, follow_recursion, torch_sgd
 from small_nets import images, tanh_net, vectors
+from tied_nets import TiedLM, padded, token_mean, token_sum, tokens
 from unlatch.errors import ConfigError, PlanError
 from unlatch.methods import LayerPipe
 from unlatch.plan import Plan, plan_from_json, plan_to_json
@@ -60,6 +61,15 @@ def test_linear_layers_follow_the_recursion(times, devices, mode):
 @pytest.mark.parametrize("mode", ["atomic", "factor"])
 def test_other_layers_are_rebuilt_elsewhere_and_follow_the_recursion_exactly(devices, mode):
     compare(residual_net(4), task_plan(UNIT, devices, mode), vectors(14, size=8))
+
+
+@pytest.mark.parametrize("loss_fn", [token_mean, token_sum], ids=["mean", "counted"])
+@pytest.mark.parametrize("devices", [2, 3, 4, 6])
+@pytest.mark.parametrize("mode", ["atomic", "factor"])
+def test_a_tied_weight_follows_the_recursion_wherever_its_gradients_are_computed(devices, mode, loss_fn):
+    torch.manual_seed(0)
+    data = padded(12) if loss_fn is token_sum else tokens(12)
+    compare(TiedLM().double(), task_plan(UNIT, devices, mode), data, loss_fn=loss_fn, tolerance=ROUNDING)
 
 
 def test_shared_input_gradients_of_large_layers_differ_by_rounding_only():

@@ -21,7 +21,7 @@ from torch.nn.functional import mse_loss
 import unlatch
 from rank_jobs import Outcome, copied_state
 from recording import feed
-from small_nets import vectors
+from small_nets import on_plain_nets, vectors
 from unlatch import Faults
 from unlatch.plan import Plan
 
@@ -153,7 +153,7 @@ def start(
 
     return unlatch.parallelize(
         model,
-        method,
+        on_plain_nets(method, stages),
         stages=stages,
         loss_fn=BadLoss(what == "loss", note),
         optimizer=optimizer,

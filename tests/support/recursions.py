@@ -16,6 +16,7 @@ import unlatch
 from recording import feed
 from small_nets import Batch
 from unlatch.methods.base import Method
+from unlatch.nn import StageChain, chain
 from unlatch.plan import Plan
 from unlatch.reference import SGD, Trajectory, recursion
 
@@ -32,15 +33,16 @@ def behind(lateness: Sequence[int], per_update: int = 1) -> Callable[[int, int],
     return lambda stage, micro: max(0, micro - lateness[stage]) // per_update
 
 
-def begin(model: nn.Sequential, method: Any, optimizer: Any, loss_fn: Any = mse_loss, **options: Any) -> unlatch.Run:
+def begin(model: nn.Module, method: Any, optimizer: Any, loss_fn: Any = mse_loss, **options: Any) -> unlatch.Run:
     """A run of a chain in which every block is a stage, unless a `plan` is among the options."""
     if "plan" not in options:
-        options |= {"stages": len(model), "split": [str(k) for k in range(1, len(model))]}
+        names = [block.name for block in chain(model)]
+        options |= {"stages": len(names), "split": names[1:]}
     return unlatch.parallelize(model, method, loss_fn=loss_fn, optimizer=optimizer, **options)
 
 
 def follow_recursion(
-    model: nn.Sequential,
+    model: nn.Module,
     method: Method,
     data: list[Batch],
     sgd: SGD | Sequence[SGD],
@@ -49,6 +51,7 @@ def follow_recursion(
     version: Callable[[int, int], int] | None = None,
     plan: Plan | None = None,
     loss_fn: Any = mse_loss,
+    mean: Callable[[list[float]], float] | None = lambda losses: sum(losses) / len(losses),
     tolerance: float = 0.0,
     loss_tolerance: float = 1e-12,
     **options: Any,
@@ -60,11 +63,13 @@ def follow_recursion(
     - `sgd`, `optimizer`: the optimizer written out, and its factory where that is not torch's SGD.
     - `version`: of (stage, micro-batch): the version of its forward, where the method's lateness is not to be trusted.
     - `plan`: of tasks on devices; its layers are the stages.
+    - `mean`: the loss of a batch from those of its micro-batches; `None` not to compare losses.
     - `tolerance`, `loss_tolerance`: largest difference of a weight, absolute, and of a loss, relative.
     - `options`: of the recursion, before what the method's rules say.
     """
-    spans = [(k, k + 1) for k in range(len(model))] if plan is None else plan.spans
-    stages = [nn.Sequential(*model[start:end]) for start, end in spans]
+    blocks = chain(model)
+    spans = [(k, k + 1) for k in range(len(blocks))] if plan is None else plan.spans
+    stages = [StageChain(blocks[start:end]) for start, end in spans]
     m, rules = int(method.microbatches), method.rules()
     per_update = m * method.accumulate
     truth = recursion(
@@ -82,7 +87,7 @@ def follow_recursion(
     run = begin(model, method, optimizer, loss_fn, **({} if plan is None else {"plan": plan, "stages": plan.devices}))
     losses = [result.loss for result in feed(run, data)]
     same_weights(stages, truth, tolerance)
-    means = [sum(truth.losses[i : i + m]) / m for i in range(0, len(truth.losses), m)]
+    means = [mean(truth.losses[i : i + m]) for i in range(0, len(truth.losses), m)] if mean else losses
     assert losses == pytest.approx(means, rel=loss_tolerance, abs=0)
     return run
 

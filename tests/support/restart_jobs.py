@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 import unlatch
 from fault_jobs import NEVER, network
 from rank_jobs import Outcome, copied_state
-from small_nets import vectors
+from small_nets import on_plain_nets, vectors
 from unlatch.errors import ConfigError
 from unlatch.transport.reports import report_progress
 
@@ -77,7 +77,7 @@ def session(
     model[1].append(Kills(kills[start:]))
     run = unlatch.parallelize(
         model,
-        method,
+        on_plain_nets(method, 2),
         stages=2,
         loss_fn=mse_loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),

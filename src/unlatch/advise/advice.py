@@ -8,7 +8,16 @@ from typing import Literal
 
 from ..methods import Method
 from ..runtime.updating import Optimizer
-from ..schedule.stability import ABOUT_BP, SOME_LOSS, auto_microbatches, predicts, stability_limit, wants_prediction
+from ..schedule.stability import (
+    ABOUT_BP,
+    SOME_LOSS,
+    auto_microbatches,
+    is_modelled,
+    predicts,
+    stability_limit,
+    wants_prediction,
+)
+from ..table import Table
 
 __all__ = ["Advice", "Cure", "Verdict", "advise", "advise_method"]
 
@@ -20,7 +29,8 @@ def advise_method(
 ) -> Advice | None:
     """What the linear recursion says about this method under this optimizer.
 
-    **Returns:** `None` where it has nothing to say: no optimizer, or one without momentum it knows of.
+    **Returns:** `None` where it has nothing to say: no optimizer, one without momentum it knows of, or a predictor of
+    the user's own.
 
     >>> import torch
     >>> from unlatch import methods
@@ -36,6 +46,8 @@ def advise_method(
     if momentum is None:
         return None
     chosen = method.rules().forward.prediction
+    if chosen is not None and not is_modelled(chosen.name):
+        return None
     return advise(
         method.lateness(stages),
         momentum=float(momentum),
@@ -74,13 +86,16 @@ class Advice:
         """Plain lines, one per stage, the warning last.
 
         >>> for line in advise([1, 0], momentum=0.9, nesterov=True).table(): print(line)
-        stage  lateness  in updates      a*  verdict
-            0         1         1.0   0.253  about bp
-            1         0         0.0   1.357  about bp
+        stage  lateness  in updates     a*  verdict
+            0         1         1.0  0.253  about bp
+            1         0         0.0  1.357  about bp
         """
-        lines = ["stage  lateness  in updates      a*  verdict"]
-        for stage, (late, limit, verdict) in enumerate(zip(self.lateness, self.limits, self.verdicts, strict=True)):
-            lines.append(f"{stage:>5} {late:>9} {late / self.microbatches:>11.1f} {limit:>7.3f}  {verdict}")
+        judged = enumerate(zip(self.lateness, self.limits, self.verdicts, strict=True))
+        rows = [
+            (str(stage), str(late), f"{late / self.microbatches:.1f}", f"{limit:.3f}", verdict)
+            for stage, (late, limit, verdict) in judged
+        ]
+        lines = Table(("stage", "lateness", "in updates", "a*", "verdict"), rows, left=(4,)).lines()
         return lines if self.warning is None else [*lines, self.warning]
 
 

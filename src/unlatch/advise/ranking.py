@@ -11,6 +11,7 @@ from ..methods import Method, names
 from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
 from ..schedule.machine import Machine
+from ..table import Table
 from .advice import advise
 from .prediction import MethodRun, simulate_method
 
@@ -98,8 +99,8 @@ class AutoPlan:
 
     def table(self) -> list[str]:
         """Plain lines, the best method first."""
-        head = ("method", "time/batch", "speed-up", "memory", "late", "a*", "risk", "why")
-        rows = [head] + [
+        heads = ("method", "time/batch", "speed-up", "memory", "late", "a*", "risk", "why")
+        rows = [
             (
                 one.method + ("" if one.fits else " (does not fit)"),
                 f"{one.time_per_batch:.4g}",
@@ -112,8 +113,7 @@ class AutoPlan:
             )
             for one in self.ranking
         ]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-        lines = [f"{'  '.join(map(_pad, row, widths, (True, *[False] * 5, True)))}  {row[-1]}" for row in rows]
+        lines = Table(heads, rows, left=(0, 6, 7)).lines()
         return lines + [f"{name}: {reason}" for name, reason in self.refused.items()]
 
 
@@ -229,10 +229,6 @@ def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
     if run.stages < run.devices:
         reasons.append(f"only {run.stages} of {run.devices} devices used")
     return "; ".join(reasons)
-
-
-def _pad(cell: str, width: int, left: bool) -> str:
-    return cell.ljust(width) if left else cell.rjust(width)
 
 
 def size(count: float) -> str:

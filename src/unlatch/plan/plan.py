@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..errors import PlanError
 from ..nn.chain import Block, cut, stage_starts
 from ..nn.chain_check import Tie, ties
+from ..table import Table
 from .layer_costs import Number
 from .layer_groups import Span
 from .partition import contiguous_split, part_costs
@@ -144,15 +145,13 @@ class Plan:
 
     def _stage_lines(self) -> list[str]:
         unit, scale = ("ms/micro-batch", 1e3) if self.measured else ("relative cost", 1 / float(sum(self.loads) or 1))
-        rows = [("stage", "blocks", "parameters", unit)]
+        rows = []
         # Replicas of a stage stand side by side, and each has the same load.
         firsts = accumulate(self.replicas or [1] * len(self.starts), initial=0)
         for stage, (names, first) in enumerate(zip(self.stages, firsts, strict=False)):
             span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
             rows.append((str(stage), span, self._parameters(stage), f"{self.loads[first] * scale:.3g}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        sides = list(zip("><>>", widths, strict=True))
-        return ["  ".join(f"{cell:{side}{n}}" for cell, (side, n) in zip(row, sides, strict=True)) for row in rows]
+        return Table(("stage", "blocks", "parameters", unit), rows, left=(1,)).lines()
 
     def _task_lines(self) -> list[str]:
         unit, scale = ("ms", 1e3) if self.measured else ("relative", 1 / float(sum(self.loads) or 1))
@@ -249,7 +248,8 @@ def _balanced(blocks: Sequence[Block], stages: int, inner: Sequence[float], last
     if len(allowed) < stages:
         raise PlanError(
             f"only {len(allowed)} stage{'s are' if len(allowed) > 1 else ' is'} possible, not {stages}, because "
-            f"{_describe(blocks, tied)}: tied weights must lie in one stage; untie them or ask for fewer stages"
+            f"{_describe(blocks, tied)}: what they share must lie in one stage; use separate "
+            "ones or ask for fewer stages"
         )
     ends = [*allowed[1:], len(blocks)]
     groups = [[sum(values[a:b]) for a, b in zip(allowed, ends, strict=True)] for values in (inner, last)]

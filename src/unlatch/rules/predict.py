@@ -257,12 +257,12 @@ class Predictor(ABC):
             torch._foreach_copy_(result, list(params))
         if steps > 0:
             for bucket in forms.buckets(params, optimizer, result, lr_scale):
-                self._advance(bucket, optimizer, steps, history)
+                self.advance(bucket, optimizer, steps, history)
         return result
 
     @abstractmethod
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
-        """Move `bucket.out` from the current to the predicted weights."""
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+        """Move `bucket.out` from the current to the predicted weights; called for each group of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class NoPrediction(Predictor):
 
     kind: ClassVar[str] = "none"
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         pass
 
 
@@ -282,7 +282,7 @@ class Difference(Predictor):
     kind: ClassVar[str] = "difference"
     needs: ClassVar[frozenset[str]] = _UPDATE
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         momentum = forms.momentum_of(bucket.group, optimizer) if self.regulator.rho == "geometric" else 0.0
         _repeat_update(bucket, history, self.regulator(steps, momentum))
 
@@ -302,7 +302,7 @@ class Linear(Predictor):
         plain = isinstance(optimizer, SGD) and any(group["momentum"] == 0 for group in optimizer.param_groups)
         return _UPDATE if plain else _NOTHING
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         require_closed_form(self.name, optimizer)
         reach = self.regulator(steps, forms.momentum_of(bucket.group, optimizer))
         if not isinstance(optimizer, SGD):
@@ -349,7 +349,7 @@ class Geometric(Predictor):
         measured = self.along == "step" and isinstance(optimizer, SGD)
         return _UPDATE if measured and any(group["nesterov"] for group in optimizer.param_groups) else _NOTHING
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         require_closed_form(self.name, optimizer)
         if not isinstance(optimizer, SGD):
             moving = bucket.having("exp_avg")
@@ -385,7 +385,7 @@ class ConstantGradient(Predictor):
         require_closed_form(self.name, optimizer)
         return self.needs
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         require_closed_form(self.name, optimizer)
         _require_kept("gradient", history)
         gradient = history.gradient

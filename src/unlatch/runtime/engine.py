@@ -242,6 +242,13 @@ class Engine:
         self._restart()
         return finished
 
+    def end_epoch(self, metric: float | None = None) -> None:
+        """Move learning rates on that change once per epoch: of each stage when it has applied all that was fed."""
+        newest = self._newest
+        due = newest.update + newest.ends if newest is not None else 0
+        for station in self.stations.values():
+            station.end_epoch(metric, due)
+
     @property
     def between_updates(self) -> bool:
         """Whether the next batch begins an update; only a process that cuts batches knows."""

@@ -44,9 +44,15 @@ class StageOptions:
     lr_scheduler: Callable[[Optimizer], Any] | None = None
     lr_scale: Callable[[int], float] | None = None
     clip_grad_norm: float | None = None
+    clip_norm_of: Literal["stage", "model"] = "stage"
     precision: str = "fp32"
     seed: int = 0
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"
+
+    @property
+    def clips_whole_norm(self) -> bool:
+        """Whether gradients are limited by the norm of the whole model's."""
+        return self.clip_grad_norm is not None and self.clip_norm_of == "model"
 
     @property
     def checks_finite(self) -> bool:

@@ -81,6 +81,7 @@ class Stage(Passes):
         #: By id of a micro-batch under way, what its loss is a mean over; empty unless the loss function counts.
         self.counts: dict[int, float] = {}
         self._batches, self._counted = 0, 0.0
+        self._gradients_final = False
 
     @property
     def version(self) -> int:
@@ -186,15 +187,24 @@ class Stage(Passes):
 
     def update(self) -> None:
         """Apply the gradients collected since the last update."""
+        self.finish_gradients()
+        self._gradients_final = False
+        held = {kept.version for kept in self.kept.values() if kept.needs_old_weights}
+        stashed = self.backward_view.holds_storage and bool(held)
+        self.updater.step(elsewhere=stashed or self.forward_view.holds_storage)
+        if stashed:
+            self.peak_versions = max(self.peak_versions, len(held))
+
+    def finish_gradients(self) -> None:
+        """Give the gradients collected since the last update their final form, unless they have it."""
+        if self._gradients_final:
+            return
         divisor = self._divisor()
         self._batches, self._counted = 0, 0.0
         if self.observer is not None:
             self.observer.update(self, divisor)
-        held = {kept.version for kept in self.kept.values() if kept.needs_old_weights}
-        stashed = self.backward_view.holds_storage and bool(held)
-        self.updater.step(divisor, elsewhere=stashed or self.forward_view.holds_storage)
-        if stashed:
-            self.peak_versions = max(self.peak_versions, len(held))
+        self.updater.divide(divisor)
+        self._gradients_final = True
 
     def _divisor(self) -> float:
         """What makes the gradients collected so far those of a mean."""
@@ -241,5 +251,6 @@ class Stage(Passes):
                     self.activation.rebuild(self, kept, saved["pending"])
             self.kept[kept.micro.id] = kept
         self._batches, self._counted = state["batches"], state["counted"]
+        self._gradients_final = False
         self.seen, self.loss, self.count = state["seen"], state["loss"], state["count"]
         self.load_measured(state["measured"])

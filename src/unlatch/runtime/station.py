@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ..schedule import Kind
+from ..schedule import ADD_SQUARES, TELL_NORM, Kind
 from ..transport.mail import Micro
 from .stage import Returned, Stage
 from .trained import Trained
@@ -87,6 +87,14 @@ class Station:
         self.stage.update()
         return ()
 
+    def end_epoch(self, metric: float | None, due: int) -> None:
+        """Move learning rates on that change once per epoch: of the stage, after `due` updates."""
+        if self.stage is not None:
+            self.stage.updater.end_epoch(metric, due)
+        for trained in self.trained().values():
+            # It has no part in the delay of its stage.
+            trained.updater.end_epoch(metric)
+
     def check_gradients(self) -> None:
         """Refuse gradients that are not finite, of the stage and of whatever is trained beside it."""
         if self.stage is not None:
@@ -148,6 +156,7 @@ class ChainStation(Station):
     """A stage of a chain: states come from below, gradients from above."""
 
     stage: Stage
+    _squares: Tensor
 
     def operations(self) -> Mapping[Kind, Operation]:
         return {
@@ -156,6 +165,8 @@ class ChainStation(Station):
             Kind.I: partial(self.backward, self.stage.backward_input),
             Kind.W: self.weight_gradient,
             Kind.U: self.update,
+            ADD_SQUARES: self.add_squares,
+            TELL_NORM: self.tell_norm,
         }
 
     def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
@@ -173,3 +184,15 @@ class ChainStation(Station):
         """The second half of a backward."""
         self.stage.backward_weights(micro)
         return ()
+
+    def add_squares(self, micro: Micro, *above: Tensor) -> Sequence[Any]:
+        """The squared norm of the gradient of this stage and of those above."""
+        self.stage.finish_gradients()
+        self._squares = sum(above, self.stage.updater.squared_norm())
+        return () if self.stage.first else (self._squares,)
+
+    def tell_norm(self, micro: Micro, *below: Tensor) -> Sequence[Any]:
+        """The norm of the whole gradient, which the first stage knows first."""
+        (norm,) = below or (self._squares.sqrt(),)
+        self.stage.updater.whole_norm = norm
+        return () if self.stage.last else (norm,)

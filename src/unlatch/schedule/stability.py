@@ -29,6 +29,7 @@ from ..errors import ConfigError
 __all__ = [
     "auto_microbatches",
     "geometric_factor",
+    "is_modelled",
     "predicts",
     "stability_limit",
     "version_lateness",
@@ -86,7 +87,7 @@ def stability_limit(
     (0.022, 0.176)
     """
     name = predictor or "none"
-    if name not in PREDICTORS:
+    if not is_modelled(name):
         raise ConfigError(f"no stability model for predictor {name!r}: expected one of {', '.join(PREDICTORS)}")
     if lateness < 0 or microbatches < 1:
         raise ConfigError(
@@ -167,6 +168,15 @@ def predicts(predictor: str | None) -> bool:
     (True, False, False)
     """
     return predictor not in (None, "none")
+
+
+def is_modelled(predictor: str | None) -> bool:
+    """Whether the recursion knows what a predictor of this name does, so that there is a limit.
+
+    >>> is_modelled("linear"), is_modelled(None), is_modelled("of my own")
+    (True, True, False)
+    """
+    return predictor is None or predictor in PREDICTORS
 
 
 def wants_prediction(lateness: int, microbatches: int) -> bool:

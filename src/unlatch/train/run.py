@@ -20,6 +20,7 @@ from ..advise.advice import advise_method
 from ..errors import DataError, Interrupted, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
+from ..metrics import DEFAULT, Metric, checked
 from ..nn.chain import as_module, state_names
 from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
@@ -40,6 +41,7 @@ from . import snapshot
 from .batching import Compensation
 from .exact import packed, random_state, restore_random, share, unpacked, whole
 from .guard import Guard, Snapshot
+from .intake import Intake
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
@@ -49,7 +51,7 @@ __all__ = ["Loader", "Run", "StepResult"]
 
 log = logging.getLogger("unlatch")
 
-Loader = Iterable[tuple[Any, Any]]
+Loader = Iterable[Any]
 # Seconds by which a rank ends after the one that it lost.
 _ECHO = 1.0
 
@@ -96,6 +98,14 @@ class Run:
         self._world = blueprint.world
         self._links = links
         self._health = health
+        self._intake = Intake(
+            blueprint.model,
+            blueprint.blocks,
+            blueprint.plan.starts,
+            own_loss=blueprint.own_loss,
+            # One rank tries the first batch for all.
+            proven=blueprint.sample is not None or not engine.holds_first,
+        )
         self._compensation = Compensation(method.joined)
         self._rebuild = rebuild
         self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
@@ -107,6 +117,8 @@ class Run:
         self._aside: World | None = None
         self._asked: int | None = None
         self.notes: list[str] = []
+        #: What is measured in evaluations that do not ask for something else.
+        self.metrics: tuple[Metric, ...] = DEFAULT
         describe = health.describe if health is not None else str
         self._guard = Guard(
             self._options.nonfinite,
@@ -125,13 +137,25 @@ class Run:
     # --------------------------------------------------------------- training
 
     def step(self, x: Tree = None, y: Tree = None) -> StepResult:
-        """Feed one batch and report the batch that finished."""
+        """Feed one batch and report the batch that finished.
+
+        **Arguments:** `x`, `y`: inputs and targets; or one dict, for a model whose library has such batches.
+        """
         with self._reporting("step"):
             if self._engine.leads:
+                x, y = self._taken_in(x, y)
                 batch_size((x, y))
             self._guard.keep()
             unit = self._compensation.add(x, y, self._engine.leads)
             return self._result(self._fed(unit) if unit is not None else [])
+
+    def _taken_in(self, x: Tree, y: Tree = None) -> tuple[Tree, Tree]:
+        """The one way in for batches."""
+        return self._intake(x, y)
+
+    def _batches_of(self, loader: Loader, what: str) -> Iterator[tuple[Tree, Tree]]:
+        """The batches of a loader, taken in one by one."""
+        return self._intake.pairs(loader, what)
 
     def _fed(self, unit: tuple[Tree, Tree]) -> list[Finished]:
         finished = self._guard.feed(*unit)
@@ -163,6 +187,18 @@ class Run:
         last = finished[-1]
         return StepResult(step, last.batch, last.loss, last.staleness, left_out)
 
+    def end_epoch(self, metric: float | None = None) -> None:
+        """Say that a pass over the data is complete, for learning rates that change once per pass.
+
+        A `Trainer` does this by itself. Each stage goes on to its next learning rate when it has applied the batches
+        that were fed so far, so the n-th update has the same one under every method.
+
+        **Arguments:** `metric`: the same on every rank, such as a loss that `evaluate` returned; only a scheduler that
+        waits for a plateau looks at it.
+        """
+        with self._reporting("end_epoch"):
+            self._guard.perform(partial(self._engine.end_epoch, metric))
+
     def flush(self) -> list[StepResult]:
         """Finish all batches under way and return what they brought."""
         with self._reporting("flush"):
@@ -175,18 +211,26 @@ class Run:
             self._world.meet()
             return [self._result([f]) for f in finished]
 
-    def evaluate(self, loader: Loader | None, *, path: str | None = None) -> dict[str, float]:
-        """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed.
+    def evaluate(
+        self, loader: Loader | None, *, metrics: Sequence[Metric] | None = None, path: str | None = None
+    ) -> dict[str, float]:
+        """Mean loss and metrics at the newest weights; batches under way are not disturbed.
 
-        **Arguments:** `path`: another way through the network than the serial one, where a method has one
-        (`"auxiliary"` under `auxnet`).
+        **Arguments:**
+
+        - `metrics`: functions `(output, target) -> dict of sums`, see `unlatch.metrics`, alike on every rank; else
+          those of `parallelize`, or accuracy where outputs are class scores `(N, C)` and targets class numbers `(N,)`.
+        - `path`: another way through the network than the serial one, where a method has one (`"auxiliary"` under
+          `auxnet`).
         """
         with self._reporting("evaluate"):
             self._guard.settle()
             self._engine.recorder.pause()
-            return self._evaluate(self._engine.route(path), loader)
+            return self._evaluate(self._engine.route(path), loader, metrics)
 
-    def evaluate_recalibrated(self, loader: Loader | None, batches: Loader | None) -> dict[str, float]:
+    def evaluate_recalibrated(
+        self, loader: Loader | None, batches: Loader | None, *, metrics: Sequence[Metric] | None = None
+    ) -> dict[str, float]:
         """Evaluate as the run is, and again with statistics of batch norm estimated on these training batches.
 
         The results of the second evaluation are called `recalibrated_...`; the run keeps its own statistics.
@@ -194,18 +238,24 @@ class Run:
         with self._reporting("evaluate_recalibrated"):
             self._guard.settle()
             self._engine.recorder.pause()
-            found = self._evaluate(self._engine.route(), loader)
+            found = self._evaluate(self._engine.route(), loader, metrics)
             with recalibrating(self._engine.stages, self._engine.route()) as estimating:
-                if not self._evaluate(estimating, batches)["samples"]:
+                if not self._evaluate(estimating, batches, ())["samples"]:
                     raise DataError("there was no batch to estimate the statistics of batch norm on")
-                again = self._evaluate(self._engine.route(), loader)
+                again = self._evaluate(self._engine.route(), loader, metrics)
             return found | {f"recalibrated_{name}": value for name, value in again.items() if name != "samples"}
 
-    def _evaluate(self, route: dict[int, Any], loader: Loader | None) -> dict[str, float]:
+    def _evaluate(
+        self, route: dict[int, Any], loader: Loader | None, metrics: Sequence[Metric] | None
+    ) -> dict[str, float]:
         engine = self._engine
         stages = engine.schedule.stages
         devices = engine.devices[:stages]
-        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=self._options.loss_fn)
+        if loader is not None and engine.holds_first:
+            loader = self._batches_of(loader, "evaluate")
+        asked = checked(metrics) if metrics is not None else self.metrics
+        loss_fn = self._options.loss_fn
+        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=loss_fn, metrics=asked)
         # A rank without a stage of its own takes no part.
         return found if len(set(devices)) == self._world.size else self._world.broadcast(found)
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..data.pairs import pairs
 from ..errors import ConfigError, DataError, Interrupted, UnlatchError
 from ..io.checkpoints import Checkpoints
 from ..nn.tree import batch_size
@@ -280,10 +279,10 @@ class Trainer:
             self._begin = self._begin or goes_on
             if skipped and seek is not None:
                 seek(self.epochs, self.samples_into_epoch)
-            return pairs(loader, "fit")
+            return self.run._batches_of(loader, "fit")
         if self._begin is not None:
             restore_random(self._begin)
-        batches = pairs(loader, "fit")
+        batches = self.run._batches_of(loader, "fit")
         for number in range(skipped):
             if next(batches, None) is None:
                 raise DataError(
