@@ -12,6 +12,7 @@ __all__ = [
     "NoProgress",
     "NonFinite",
     "NonFiniteLoss",
+    "OutOfStep",
     "PeerLost",
     "PlanError",
     "ScheduleError",
@@ -114,6 +115,10 @@ class StageFailed(UnlatchError):
 
 class PeerLost(UnlatchError):
     """Another rank died, stalled or stopped on an error of its own."""
+
+
+class OutOfStep(UnlatchError):
+    """Ranks call different methods of a run, or not equally often, and would wait for each other for ever."""
 
 
 class NoProgress(UnlatchError):

@@ -48,7 +48,7 @@ def test_blocks_compute_what_the_model_computes(family, attention, padding):
     x, y = own.taken_apart(batch)
     output = composed(model, x)
     expected = model(**batch)
-    close(output, expected.logits)
+    close(output, expected.logits, 1e-12 if output.dtype == torch.float64 else 1e-5)
     total, count = own.loss(output, y)
     # The library computes most of its losses in single precision.
     close((total / count).float(), expected.loss.float(), 1e-6)
@@ -184,7 +184,7 @@ def plain_loop(model, batches):
         loss = model(**batch).loss
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 
@@ -274,9 +274,8 @@ def test_loaders_of_dicts():
     rows = [{name: t[0] for name, t in batch_of("llama", size=1, seed=n).items()} for n in range(8)]
     loader = torch.utils.data.DataLoader(rows, batch_size=4)
     run = unlatch.parallelize(model_of("llama"), stages=2, optimizer=sgd)
-    (epoch,) = unlatch.Trainer(run).fit(loader, 1, loader)
+    (epoch,) = unlatch.Trainer(run).fit(loader, 1)
     assert epoch.samples == 8
-    assert epoch.evaluation["loss"] > 0
 
 
 # ------------------------------------------------------------------ errors
@@ -306,8 +305,8 @@ def test_encoder_decoders_and_recurrent_models_are_refused_by_name():
 
 def test_what_would_be_lost_or_wrong_is_refused():
     model = model_of("llama")
-    model.gradient_checkpointing_enable()
-    assert "gradient_checkpointing_disable()" in refused(model)
+    model.activation_checkpointing_enable()
+    assert "activation_checkpointing_disable()" in refused(model)
     config = hf("MixtralConfig")(
         vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, num_local_experts=2, output_router_logits=True,

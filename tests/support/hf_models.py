@@ -1,4 +1,4 @@
-"""Models of `transformers` small enough to train in milliseconds, from configurations with random weights, and batches."""
+"""Models of `transformers` small enough to train in milliseconds, with random weights, and batches for them."""
 
 from __future__ import annotations
 

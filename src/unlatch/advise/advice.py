@@ -86,9 +86,9 @@ class Advice:
         """Plain lines, one per stage, the warning last.
 
         >>> for line in advise([1, 0], momentum=0.9, nesterov=True).table(): print(line)
-        stage  lateness  in updates      a*  verdict
-            0         1         1.0   0.253  about bp
-            1         0         0.0   1.357  about bp
+        stage  lateness  in updates     a*  verdict
+            0         1         1.0  0.253  about bp
+            1         0         0.0  1.357  about bp
         """
         judged = enumerate(zip(self.lateness, self.limits, self.verdicts, strict=True))
         rows = [

@@ -20,6 +20,7 @@ from ..io.checkpoints import Checkpoints
 from ..io.durable import current
 from ..io.run_folder import RunFolder, checkpoints_in, facts_of
 from ..io.space import shortage
+from ..lookup import also_searched, search_also
 from ..methods import get
 from ..report.stages import stage_table
 from ..train.trainer import Every
@@ -35,8 +36,8 @@ from .stopping import heeding_stop_file
 
 __all__ = ["Request", "train"]
 
-#: Under which name a run's facts say which torchrun has begun it.
-_TORCHRUN = "torchrun"
+#: Under which names a run's facts say which torchrun has begun it, and beside which files its modules may lie.
+_TORCHRUN, _BESIDE = "torchrun", "beside"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,9 @@ def _under_torchrun(request: Request) -> dict[str, Any]:
                 found = prepared, options
             except UnlatchError as error:
                 found = error
+        # Before what names modules there can be understood.
+        for folder in world.broadcast(also_searched()):
+            search_also(folder)
         agreed = world.broadcast(found)
         if isinstance(agreed, UnlatchError):
             raise agreed if world.rank == 0 else Reported(str(agreed)) from agreed
@@ -116,6 +120,8 @@ def _under_torchrun(request: Request) -> dict[str, Any]:
 def _ready(request: Request) -> Iterator[tuple[PreparedRun, SessionOptions, tuple[Loader, Loader]]]:
     """All that is decided before any process trains, and the folder of the run."""
     before = continued(request.resume, request.out) if request.resume is not None else None
+    for folder in facts_of(before.folder).get(_BESIDE, []) if before is not None else []:
+        search_also(folder)
     config, notes = _settings(request, before)
     begun = _begun_by_torchrun(request, config, before)
     if begun is not None:
@@ -210,7 +216,8 @@ def _folder(request: Request, config: Config, existing: Path | None) -> Iterator
         found = RunFolder.new(config.method.name)
     with found as folder:
         try:
-            folder.describe(config.dump(), {_TORCHRUN: torchrun_name()} if under_torchrun() else None)
+            begun = {_TORCHRUN: torchrun_name()} if under_torchrun() else {}
+            folder.describe(config.dump(), {_BESIDE: also_searched(), **begun})
             yield folder
         except BaseException as error:
             saved = Checkpoints(checkpoints_in(folder.path)).latest() is not None

@@ -19,8 +19,11 @@ class Foreign(Protocol):
     def blocks(self) -> Sequence[tuple[str, nn.Module]]:
         """Modules whose composition is the model, with the names of what they run; made of the model's own parts."""
 
-    def taken_apart(self, batch: Mapping[str, Any] | tuple[Any, Any]) -> tuple[Tree, Tree]:
-        """What enters the first block and what the loss compares with, from a batch as the library's users have it."""
+    def taken_apart(self, batch: Mapping[str, Any] | tuple[Any, Any], *, own_loss: bool = True) -> tuple[Tree, Tree]:
+        """What enters the first block and what the loss compares with, from a batch as the library's users have it.
+
+        **Arguments:** `own_loss`: whether that will be the model's own loss, which wants labels of a certain shape.
+        """
 
     @property
     def loss(self) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import DataError, PlanError
-from .huggingface_blocks import TRAVELS, Asked, Entrance, Exit, Layer, Layout, Parts, answer_of, has_parameters
+from .huggingface_blocks import TRAVELS, Asked, Entrance, Exit, Layer, Layout, Parts, Role, answer_of, has_parameters
 from .huggingface_losses import by_token, causal, classes, loss_of
 from .tree import Tree, batch_size
 
@@ -51,7 +51,7 @@ class HuggingFace:
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model
         self.body: Any = model.base_model
-        self._forward = inspect.signature(self.model.forward).parameters
+        self._forward = inspect.signature(type(model).forward).parameters
         self._main = str(self.model.main_input_name)
         self._loss = loss_of(model)
 
@@ -65,14 +65,14 @@ class HuggingFace:
         parts = Parts(self.body, layout)
         asked = Asked(parts, self._options())
         named: list[tuple[str, nn.Module]] = [
-            (_joined(body, layout.before[0]), Entrance(parts, body, self._options(), self._keeps()))
+            (_joined(body, layout.before[0]), Entrance(parts, self._options(), self._keeps()))
         ]
         for index, layer in enumerate(layers):
             name = _joined(body, layout.layers, str(index))
-            named.append((name, Layer(layer, name, asked, index)))
+            named.append((name, Layer(layer, asked, index)))
         exit_ = Exit(self.model, parts, self._main, self._options())
         own = [name for name, part in self.model.named_children() if part is not self.body and has_parameters(part)]
-        after = [name for name, part in self.body.named_children() if parts.comes_after(name, part)]
+        after = parts.named(Role.AFTER)
         return [*named, (own[-1] if own else after[-1] if after else "exit", exit_)]
 
     def _layout(self) -> Layout:
@@ -115,7 +115,8 @@ class HuggingFace:
         if any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
             raise PlanError(
                 f"{name} has gradient checkpointing on, which would compute its layers again at whatever weights there "
-                "are by then: call gradient_checkpointing_disable() and choose a method that recomputes, such as 'dtr'"
+                "are by then: switch it off (activation_checkpointing_disable(), gradient_checkpointing_disable() in "
+                "older versions) and choose a method that recomputes, such as 'dtr'"
             )
         if getattr(config, "add_cross_attention", False):
             raise PlanError(f"{name} has cross-attention, so it is no chain of layers: set add_cross_attention=False")
@@ -128,12 +129,12 @@ class HuggingFace:
     def _keeps(self) -> tuple[str, ...]:
         """What of a batch goes on after the entrance."""
         # Where no token stands for the whole, the last one that is no padding is classified.
-        pools = self._loss is classes and not hasattr(self.body, "pooler") and self._main == "input_ids"
+        pools = self._loss is classes and hasattr(self.model, "score")
         return (*TRAVELS, "input_ids") if pools else TRAVELS
 
     # ---------------------------------------------------------------- batches
 
-    def taken_apart(self, batch: Mapping[str, Any] | tuple[Any, Any]) -> tuple[Tree, Tree]:
+    def taken_apart(self, batch: Mapping[str, Any] | tuple[Any, Any], *, own_loss: bool = True) -> tuple[Tree, Tree]:
         """`(x, y)` from a dict as `forward` takes it, or from a pair of inputs and labels."""
         if isinstance(batch, tuple):
             inputs, labels = batch
@@ -155,12 +156,13 @@ class HuggingFace:
         rows = batch_size(given[self._main])
         # Positions that are the same for all samples are cut into micro-batches with them.
         x = {name: t.expand(rows, *t.shape[1:]) if _is_shared(t, rows) else t for name, t in given.items()}
-        self._check_labels(x[self._main], labels)
+        if own_loss:
+            self._check_labels(x[self._main], labels)
         return (x[self._main] if len(x) == 1 else x), labels
 
     def _check_inputs(self, given: Mapping[str, Any]) -> None:
         name = type(self.model).__name__
-        known = [key for key in self._forward if key not in (*_NOT_DATA, "labels", "kwargs")]
+        known = [key for key in self._forward if key not in (*_NOT_DATA, "labels", "self", "kwargs")]
         unknown = [key for key in given if key not in known]
         if unknown:
             raise DataError(

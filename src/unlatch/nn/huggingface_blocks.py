@@ -17,6 +17,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from .tree import Tree
 
-__all__ = ["TRAVELS", "Asked", "Entrance", "Exit", "Layer", "Layout", "Parts", "answer_of", "has_parameters"]
+__all__ = ["TRAVELS", "Asked", "Entrance", "Exit", "Layer", "Layout", "Parts", "Role", "answer_of", "has_parameters"]
 
 HIDDEN = "hidden_states"
 #: What layers may depend on beside the hidden states, as far as a batch has it.
@@ -45,12 +46,11 @@ class Layout(NamedTuple):
 class Entrance(nn.Module):
     """From the batch to what the first layer is given."""
 
-    def __init__(self, parts: Parts, path: str, options: Mapping[str, Any], keeps: Sequence[str]) -> None:
+    def __init__(self, parts: Parts, options: Mapping[str, Any], keeps: Sequence[str]) -> None:
         super().__init__()
-        self.path_in_model = path
         self._first = _First()
         self._main, self._options, self._keeps = str(parts.body.main_input_name), dict(options), tuple(keeps)
-        self.inside = parts.variant([StandIn(parts.layers[0], self._first.note)], entrance=True)
+        self.inside = parts.variant([StandIn(parts.layers[0], self._first.note)], Role.BEFORE)
 
     def forward(self, x: Tree) -> Tree:
         """A plain tensor where nothing has to travel beside it."""
@@ -64,9 +64,8 @@ class Entrance(nn.Module):
 class Layer(nn.Module):
     """One of the model's layers, called as the model calls it."""
 
-    def __init__(self, layer: nn.Module, path: str, asked: Asked, index: int) -> None:
+    def __init__(self, layer: nn.Module, asked: Asked, index: int) -> None:
         super().__init__()
-        self.path_in_model = path
         self.inside = layer
         self._asked, self._index = asked, index
 
@@ -84,11 +83,10 @@ class Exit(nn.Module):
 
     def __init__(self, model: Any, parts: Parts, main: str, options: Mapping[str, Any]) -> None:
         super().__init__()
-        self.path_in_model = ""
         self._last = _Last()
         self._options = dict(options)
         self._main = "inputs_embeds" if main == "input_ids" else main
-        body = parts.variant([StandIn(parts.layers[-1], self._last.give)], entrance=False)
+        body = parts.variant([StandIn(parts.layers[-1], self._last.give)], Role.AFTER, self._last.nothing)
         children = {name: body for name, part in model.named_children() if part is parts.body}
         self.inside = _variant(model, children) if model is not parts.body else body
 
@@ -100,6 +98,14 @@ class Exit(nn.Module):
             return answer_of(self.inside(**given, **self._options))
 
 
+class Role(Enum):
+    """What a part of a model's body is for."""
+
+    BEFORE = "makes hidden states of a batch"
+    AFTER = "is applied to what the last layer gives"
+    AROUND = "makes what layers are given beside hidden states"
+
+
 class Parts:
     """The body of a model and what is to become of its parts in a variant."""
 
@@ -109,31 +115,34 @@ class Parts:
         self._layout = layout
         self._way = layout.layers.split(".")
 
-    def comes_after(self, name: str, part: nn.Module) -> bool:
-        """Whether a part of the body belongs to the exit."""
-        if name in (*self._layout.before, self._way[0]):
-            return False
-        return name in self._layout.after or has_parameters(part)
+    def role(self, name: str) -> Role:
+        """Of a part of the body that is not on the way to its layers."""
+        part = self.body.get_submodule(name)
+        if name in self._layout.before:
+            return Role.BEFORE
+        if name in self._layout.after or has_parameters(part):
+            return Role.AFTER
+        # Dropout of embeddings, for the most part.
+        return Role.BEFORE if type(part).__module__.startswith("torch.nn.") else Role.AROUND
 
-    def variant(self, layers: Sequence[nn.Module], *, entrance: bool | None) -> nn.Module:
-        """The body with other layers, and with those of its parts that belong to the entrance or to the exit.
+    def named(self, role: Role) -> list[str]:
+        """Parts of the body by what they are for."""
+        return [name for name, _ in self.body.named_children() if name != self._way[0] and self.role(name) is role]
 
-        With neither (`None`) it has no parameters, and only those parts that say what layers are given.
+    def variant(
+        self, layers: Sequence[nn.Module], keeps: Role, embedded: Callable[..., Any] | None = None
+    ) -> nn.Module:
+        """The body with other layers, and of its other parts only those for one thing.
+
+        **Arguments:** `embedded`: what the embeddings answer where they are not kept.
         """
-        children: dict[str, nn.Module] = {}
-        for name, part in self.body.named_children():
-            if name == self._way[0]:
-                continue
-            before, after = name in self._layout.before, self.comes_after(name, part)
-            plain = type(part).__module__.startswith("torch.nn.")
-            if before and entrance is not True:
-                # Of the size of the hidden states, which they are asked for with.
-                children[name] = StandIn(part, _first_embedding)
-            elif after and entrance is not False:
-                children[name] = StandIn(part, _itself)
-            elif not before and not after and (entrance is not None or plain) and not (entrance and plain):
-                # Rotary embeddings, whose results nobody uses here; dropout, which would draw random numbers in vain.
-                children[name] = StandIn(part, _itself)
+        others = [role for role in Role if role is not keeps]
+        answers = {Role.BEFORE: embedded or _itself}
+        children: dict[str, nn.Module] = {
+            name: StandIn(self.body.get_submodule(name), answers.get(role, _itself))
+            for role in others
+            for name in self.named(role)
+        }
         replaced: nn.Module = nn.ModuleList(layers)
         for depth in reversed(range(1, len(self._way))):
             holder = self.body.get_submodule(".".join(self._way[:depth]))
@@ -197,6 +206,10 @@ class _Last:
     def give(self, *_: Any, **__: Any) -> Tensor | None:
         return self._hidden
 
+    def nothing(self, *_: Any, **__: Any) -> Tensor:
+        assert self._hidden is not None
+        return _nothing_like(self._hidden)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Last:
         return self
 
@@ -215,7 +228,8 @@ class Asked:
         self._main = "inputs_embeds" if parts.body.main_input_name == "input_ids" else str(parts.body.main_input_name)
         self._options = dict(options)
         self._notes: list[Handed] = []
-        self._model = parts.variant([StandIn(layer, self._note) for layer in parts.layers], entrance=None)
+        self._empty = torch.zeros(())
+        self._model = parts.variant([StandIn(layer, self._note) for layer in parts.layers], Role.AROUND, self._nothing)
         # Hidden states begin with the type of the embeddings, which masks and rotations then have in all layers.
         self._like = next(parts.body.parameters())
         self._key: Callable[[Tensor, Mapping[str, Tensor]], bool] = lambda *_: False
@@ -229,7 +243,7 @@ class Asked:
 
     def _answers(self, hidden: Tensor, beside: Mapping[str, Tensor]) -> list[Handed]:
         self._notes = []
-        empty = _nothing_like(hidden, self._like)
+        self._empty = empty = _nothing_like(hidden, self._like)
         real = {name: torch.ones_like(t, device=empty.device) if t.is_meta else t for name, t in beside.items()}
         travels = {name: t for name, t in real.items() if name in TRAVELS}
         with torch.inference_mode(False), torch.no_grad():
@@ -237,6 +251,9 @@ class Asked:
         if hidden.is_meta:
             return [_moved(one, hidden.device) for one in self._notes]
         return self._notes
+
+    def _nothing(self, *_: Any, **__: Any) -> Tensor:
+        return self._empty
 
     def _note(self, *args: Any, **named: Any) -> Tensor:
         hidden, args, named = _handed(args, named)
@@ -284,6 +301,8 @@ def _variant(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
     """The same module, of the same parameters, with some other children."""
     other: nn.Module = object.__new__(type(module))
     other.__dict__ = {**module.__dict__, "_modules": {**module._modules, **children}}
+    # One that was put in the place of the class's runs the module that it was made for.
+    other.__dict__.pop("forward", None)
     return other
 
 
@@ -306,12 +325,6 @@ def _compact(name: str, tensor: Tensor) -> Tensor:
 
 def _itself(first: Any = None, *_: Any, **named: Any) -> Any:
     return first if first is not None else next(iter(named.values()), None)
-
-
-def _first_embedding(*args: Any, **named: Any) -> Any:
-    """Of those that make hidden states: they are handed in ready."""
-    given = [value for value in (named.get("inputs_embeds"), *args, *named.values()) if isinstance(value, Tensor)]
-    return next((t for t in given if t.is_floating_point()), torch.zeros(()))
 
 
 def answer_of(found: Any) -> Tensor:

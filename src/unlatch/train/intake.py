@@ -53,7 +53,8 @@ class Intake:
     def __call__(self, x: Tree, y: Tree = None) -> tuple[Tree, Tree]:
         """`(x, y)` from a batch of two parts, or from a dict where the model's library has such."""
         if self._foreign is not None:
-            x, y = self._foreign.taken_apart(x if y is None and isinstance(x, Mapping) else (x, y))
+            batch = x if y is None and isinstance(x, Mapping) else (x, y)
+            x, y = self._foreign.taken_apart(batch, own_loss=self._own_loss)
         if not self._proven:
             self._prove(x, y)
             self._proven = True

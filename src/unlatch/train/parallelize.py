@@ -106,7 +106,7 @@ def parallelize(
     _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite)
     check_factories(optimizer, lr_scheduler, lr_scheduler_per)
     loss, own_loss = _loss_of(model, loss_fn)
-    batch = _taken_apart(model, sample)
+    batch = _taken_apart(model, sample, own_loss)
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
@@ -202,17 +202,17 @@ def _loss_of(model: Model, loss_fn: LossFunction | None) -> tuple[LossFunction, 
     return from_elsewhere.loss, True
 
 
-def _taken_apart(model: Model, sample: Any) -> tuple[Tree, Tree] | None:
+def _taken_apart(model: Model, sample: Any, own_loss: bool) -> tuple[Tree, Tree] | None:
     """The sample as `(x, y)`."""
-    from_elsewhere = foreign(model)
-    if from_elsewhere is not None and isinstance(sample, Mapping):
-        return from_elsewhere.taken_apart(sample)
     if sample is None:
         return None
+    from_elsewhere = foreign(model)
+    if from_elsewhere is not None and isinstance(sample, Mapping):
+        return from_elsewhere.taken_apart(sample, own_loss=own_loss)
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
     x, y = sample
-    return from_elsewhere.taken_apart((x, y)) if from_elsewhere is not None else (x, y)
+    return from_elsewhere.taken_apart((x, y), own_loss=own_loss) if from_elsewhere is not None else (x, y)
 
 
 def _tune(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..advise.advice import advise_method
-from ..errors import DataError, Interrupted, NonFinite, StageFailed, UnlatchError
+from ..errors import DataError, Interrupted, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
 from ..metrics import DEFAULT, Metric, checked
@@ -30,6 +31,7 @@ from ..runtime.events import Event
 from ..runtime.recalibration import recalibrating
 from ..runtime.station import Station
 from ..schedule import Schedule
+from ..transport.ending import ended, opened
 from ..transport.health import Health
 from ..transport.link import Link
 from ..transport.mail import Voided
@@ -50,6 +52,8 @@ __all__ = ["Loader", "Run", "StepResult"]
 log = logging.getLogger("unlatch")
 
 Loader = Iterable[Any]
+# Seconds by which a rank ends after the one that it lost.
+_ECHO = 1.0
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ class Run:
             self.notes.append,
         )
         self._world.heed(self._guard.alarm)
+        if self._world.group is not None:
+            opened(self)
 
     # --------------------------------------------------------------- training
 
@@ -135,7 +141,7 @@ class Run:
 
         **Arguments:** `x`, `y`: inputs and targets; or one dict, for a model whose library has such batches.
         """
-        with self._reporting():
+        with self._reporting("step"):
             if self._engine.leads:
                 x, y = self._taken_in(x, y)
                 batch_size((x, y))
@@ -190,17 +196,19 @@ class Run:
         **Arguments:** `metric`: the same on every rank, such as a loss that `evaluate` returned; only a scheduler that
         waits for a plateau looks at it.
         """
-        with self._reporting():
+        with self._reporting("end_epoch"):
             self._guard.perform(partial(self._engine.end_epoch, metric))
 
     def flush(self) -> list[StepResult]:
         """Finish all batches under way and return what they brought."""
-        with self._reporting():
+        with self._reporting("flush"):
             finished = []
             rest = self._compensation.rest()
             if rest is not None:
                 finished += self._fed(rest)
             finished += self._guard.drain()
+            # A rank that does not flush now would go on with other weights than the rest expects.
+            self._world.meet()
             return [self._result([f]) for f in finished]
 
     def evaluate(
@@ -215,7 +223,7 @@ class Run:
         - `path`: another way through the network than the serial one, where a method has one (`"auxiliary"` under
           `auxnet`).
         """
-        with self._reporting():
+        with self._reporting("evaluate"):
             self._guard.settle()
             self._engine.recorder.pause()
             return self._evaluate(self._engine.route(path), loader, metrics)
@@ -227,7 +235,7 @@ class Run:
 
         The results of the second evaluation are called `recalibrated_...`; the run keeps its own statistics.
         """
-        with self._reporting():
+        with self._reporting("evaluate_recalibrated"):
             self._guard.settle()
             self._engine.recorder.pause()
             found = self._evaluate(self._engine.route(), loader, metrics)
@@ -255,9 +263,10 @@ class Run:
 
     def module(self) -> nn.Module:
         """The model that was passed in, with the newest weights of every stage under its original names."""
-        self._guard.settle()
-        own = snapshot.model_state(self._engine.stages.values(), self._names)
-        merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
+        with self._reporting("module"):
+            self._guard.settle()
+            own = snapshot.model_state(self._engine.stages.values(), self._names)
+            merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
         with torch.no_grad():
             for name, t in self._model.state_dict(keep_vars=True).items():
                 if name in merged and name not in own:
@@ -281,11 +290,14 @@ class Run:
 
     def statistics(self) -> list[StageStatistics]:
         """Staleness, bubble, memory and traffic of every stage, on every rank."""
-        return gather_statistics(self._engine, self.method, self._world, self._links)
+        with self._reporting("statistics"):
+            return gather_statistics(self._engine, self.method, self._world, self._links)
 
     def method_statistics(self) -> list[Any]:
         """What the method measured about itself, for every stage, on every rank; empty for most methods."""
-        return sorted((s for part in self._world.gather(self._engine.method_statistics()) for s in part), key=_by_stage)
+        with self._reporting("method_statistics"):
+            parts = self._world.gather(self._engine.method_statistics())
+        return sorted((s for part in parts for s in part), key=_by_stage)
 
     def probe_gradients(
         self,
@@ -310,7 +322,8 @@ class Run:
         A run that is built alike and takes it over with `restore` goes on bit for bit as this one does. Called on all
         ranks after the same batch.
         """
-        return self._under_way()()[1]
+        with self._reporting("state"), self._world.calls.waiting():
+            return self._under_way()()[1]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where the run was whose `state` this is; nothing may be under way here."""
@@ -320,7 +333,8 @@ class Run:
         self._compensation.load(own["joining"])
         self._guard.forget()
         # Whoever goes on first must not send to one who has yet to empty its boxes.
-        self._world.gather(None)
+        with self._reporting("restore"):
+            self._world.meet()
 
     def _under_way(self) -> Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]:
         """Copies of the weights and the state. Training may go on: the result waits for what is still on the wire."""
@@ -355,7 +369,7 @@ class Run:
         """
         # What goes wrong with a checkpoint all ranks know alike: nobody is lost by it, and the caller may go on.
         self.finish_saving()
-        with self._reporting():
+        with self._reporting("save"):
             if not exact:
                 self.flush()
             self._guard.settle()
@@ -367,6 +381,7 @@ class Run:
             self._guard.saving(Path(path))
             saving = Saving(Path(path), self._aside, part, made, partial(_in_place, landed, self.batches))
         self._saving = saving
+        opened(self)
         if wait or _memory_is_short():
             self.finish_saving()
         return saving
@@ -375,7 +390,8 @@ class Run:
         """Wait for a checkpoint that is still being written, and raise what went wrong with it; told once."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            saving.wait()
+            with self._world.calls.waiting():
+                saving.wait()
 
     def _state(self, progress: Mapping[str, Any]) -> Snapshot:
         """All that is under way."""
@@ -432,7 +448,7 @@ class Run:
         **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
         """
         self.finish_saving()
-        with self._reporting():
+        with self._reporting("load"):
             self.flush()
             found = self._loaded(Path(path), optimizer)
         if isinstance(found, Exception):
@@ -521,13 +537,31 @@ class Run:
         return self._engine.mail.failure()
 
     def close(self) -> None:
-        """Finish what is being saved and take leave of the other ranks. Called by the context manager."""
+        """Finish what is being saved and take leave of the other ranks.
+
+        Called by the context manager, and at the end of the program where nobody else does.
+        """
         try:
             self.finish_saving()
         finally:
             self._leave()
 
+    def end(self, error: BaseException | None = None) -> None:
+        """Close at the end of the program; after an error the others are told of it first."""
+        if error is not None:
+            self._say_why(error)
+            self._leave()
+            if isinstance(error, PeerLost):
+                # Launchers take the first process that ends for the cause.
+                time.sleep(_ECHO)
+            return
+        try:
+            self.close()
+        except (OSError, UnlatchError) as problem:
+            log.error("the last checkpoint could not be written: %s", problem)
+
     def _leave(self) -> None:
+        ended(self)
         # Signs of life are given, and others watched, until all links are closed.
         for link in self._links:
             link.close()
@@ -544,22 +578,33 @@ class Run:
         # A session that was interrupted has ended on all ranks alike.
         if kind is None or issubclass(kind, Interrupted):
             self.close()
-        elif self._health is not None:
-            self._health.leave_note(_first_line(error))
+        elif error is not None:
+            self._say_why(error)
 
     @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Before an error leaves this rank, tell the others what it was."""
+    def _reporting(self, call: str) -> Iterator[None]:
+        """Around a method that is called on every rank: before an error leaves this one, tell the others what it was.
+
+        **Arguments:** `call`: the name of the method.
+        """
         try:
-            try:
-                yield
-            except Voided:
-                # The others stop; it found this rank where nothing can be done again.
-                raise self._guard.alarm() or StageFailed("all ranks went back while this one was evaluating") from None
+            with self._world.calls.of(call):
+                try:
+                    yield
+                except Voided:
+                    # The others stop; it found this rank where nothing can be done again.
+                    why = self._guard.alarm() or StageFailed("all ranks went back while this one was evaluating")
+                    raise why from None
+                except TransportError as error:
+                    # A message that nobody expects may come from a rank that does something else.
+                    raise (self._health.out_of_step() if self._health is not None else None) or error from None
         except BaseException as error:
-            if self._health is not None:
-                self._health.leave_note(_first_line(error))
+            self._say_why(error)
             raise
+
+    def _say_why(self, error: BaseException) -> None:
+        if self._health is not None:
+            self._health.leave_note(_first_line(error))
 
 
 def _memory_is_short() -> bool:

@@ -148,12 +148,13 @@ class Trainer:
         heeding = heeding_signals(self.run.request_stop) if self.checkpoints is not None else nullcontext()
         left = epochs if until is None else until - self.epochs
         history: list[Epoch] = []
-        evaluates = self.run._world.broadcast(eval_loader is not None)
+        with self.run._reporting("fit"):
+            evaluates = self.run._world.broadcast(eval_loader is not None)
         if self.checkpoints is not None:
             self.run._guard.place, self.run._guard.progress = self._place, self._progress
         with heeding:
             for last in (n == left - 1 for n in range(left)):
-                with self.run._reporting():
+                with self.run._reporting("fit"):
                     self._one_epoch(loader, last, on_step or _ignore, stop or _never)
                 if self._ended is not None:
                     break
@@ -379,7 +380,8 @@ class Trainer:
             if self.checkpoints is None:
                 raise ConfigError('resume("latest") needs a folder: Trainer(run, checkpoints=...)')
             # Where hosts share no disk, only the rank that writes can know.
-            found = self.run._world.broadcast(self.checkpoints.latest())
+            with self.run._reporting("resume"):
+                found = self.run._world.broadcast(self.checkpoints.latest())
         if found is None:
             return False
         self.load(found)

@@ -65,7 +65,11 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     def forward_to(message: Message) -> None:
         links[devices[message.stage]].send(message)
 
-    mail = Mail({station for station, rank in enumerate(devices) if rank == world.rank}, forward_to=forward_to)
+    mail = Mail(
+        {station for station, rank in enumerate(devices) if rank == world.rank},
+        forward_to=forward_to,
+        calls=world.calls,
+    )
     for one, parts, accumulate in ((schedule, blueprint.microbatches, blueprint.accumulate), (evaluation, 1, 1)):
         mail.allow(_checked_room(one, parts, accumulate))
     engine = Engine(

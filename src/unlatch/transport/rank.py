@@ -20,6 +20,7 @@ import psutil
 import torch
 
 from ..errors import ConfigError, Interrupted, PeerLost, StageFailed
+from .ending import end_all
 from .meeting import join_group
 from .notes import SECRET
 from .reports import open_line, report
@@ -115,6 +116,7 @@ def _work(line: Connection, rank: int) -> int:
         os.environ["UNLATCH_RESTARTS"] = str(restarts)
         try:
             result = fn(*args)
+            end_all()
         except BaseException as error:
             report("failed", _portable(error), "".join(traceback.format_exception(error)))
             return error.number + 128 if isinstance(error, Interrupted) else 1

@@ -25,7 +25,7 @@ from ...schedule import Schedule, split_rounds, ticked
 from ...schedule.channel import FREE, Channel
 from ...schedule.simulation import Costed
 from ..base import Delayed, Method, register
-from ..options import AtLeast
+from ..options import at_least
 from .entries import TaskLayout
 from .layers import GraphAway, GraphHome, Home, LinearAway, LinearHome, WholeHome
 from .planner import LayerPipePlanner
@@ -62,7 +62,7 @@ class LayerPipe(Delayed):
 
     mode: Literal["divisible", "atomic", "factor", "stages"] = "divisible"
     weights: Literal["stash", "latest", "average"] = "stash"
-    extra_delay: Annotated[int, AtLeast(0)] = 0
+    extra_delay: Annotated[int, at_least(0)] = 0
     split_backward: bool = False
     costs: str | tuple[LayerCost, ...] | None = None
     delays: tuple[int, ...] = ()
