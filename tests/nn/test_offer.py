@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import textwrap
 
 import pytest
@@ -62,7 +63,7 @@ class Residual(nn.Module):
         self.register_buffer("shift", torch.ones(6))
 
     def forward(self, inputs):
-        x = self.up(inputs) + self.shift
+        x = torch.cat([self.up(inputs), self.shift.expand(len(inputs), 6)], 1)[:, :6] + self.shift
         for number, layer in enumerate(self.layers):
             x = x + layer(x) / (number + 1)
         return x * self.scale
@@ -96,14 +97,11 @@ class Helped(nn.Module):
         self.first, self.second, self.tokens = nn.Linear(4, 4), nn.Linear(4, 4), nn.ModuleDict({"a": nn.Linear(4, 4)})
 
     def forward(self, x):
-        x = self._begin(x)
+        x = torch.tanh(self.first(x))
         for layer in self.tokens.values():
             x = layer(x)
         x, _ = self._pair(x)
         return self.second(x)[:, :2]
-
-    def _begin(self, x):
-        return torch.tanh(self.first(x))
 
     def _pair(self, x):
         return x, 1
@@ -123,9 +121,9 @@ CASES = [
     (StemLayersHead, VECTOR, 5),
     (FlattenBetween, IMAGE, 7),
     (ViewOfItsSize, IMAGE, 4),
-    (Residual, VECTOR, 6),
+    (Residual, VECTOR, 7),
     (LongSteps, VECTOR, 5),
-    (Helped, VECTOR, 5),
+    (Helped, VECTOR, 6),
     (Wrapper, VECTOR, 3),
 ]
 
@@ -181,7 +179,7 @@ def test_the_text_is_what_one_would_write():
     )
     assert "    Apply(lambda h: torch.flatten(h, 1)),\n    " in offered(FlattenBetween())
     assert offered(FlattenBetween()).startswith("from unlatch.nn import Apply\n\ndef blocks(self):")
-    walk = "*[Apply(lambda x, layer=layer, number=number: x + layer(x) / (number + 1), layer) for (number, layer) in"
+    walk = "*[Apply(lambda x, layer, number=number: x + layer(x) / (number + 1), layer) for (number, layer) in"
     assert walk in offered(Residual())
 
 
@@ -213,6 +211,18 @@ class OnePiece(nn.Module):
         return a + b
 
 
+class Delegates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.second(self._begin(x))
+
+    def _begin(self, x):
+        return torch.tanh(self.first(x))
+
+
 class Empty(nn.Module):
     pass
 
@@ -231,6 +241,7 @@ class Fails(nn.Module):
         (Remembers, r"keeps something in itself \(self.last\)"),
         (Early, "returns in several places"),
         (OnePiece, "its forward is one piece"),
+        (Delegates, r"leaves self.first to Delegates._begin; let forward itself call them"),
         (Empty, "it has no forward"),
         (Fails, r"self.missing cannot be looked up \(AttributeError"),
     ],
@@ -280,6 +291,23 @@ def test_a_nested_sequential_says_how_to_unwrap_it():
 
 def test_a_function_as_a_block_owns_what_it_uses():
     layer, weight, shift = nn.Linear(2, 2), nn.Parameter(torch.ones(2)), torch.zeros(2)
-    block = Apply(lambda x: layer(x) * weight + shift, layer, weight, shift)
+    block = Apply(lambda x, layer, weight, shift: layer(x) * weight + shift, layer, weight, shift)
     assert {id(p) for p in block.parameters()} == {id(layer.weight), id(layer.bias), id(weight)}
     assert [id(b) for b in block.buffers()] == [id(shift)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch"), [case[:2] for case in CASES], ids=lambda value: getattr(value, "__name__", None)
+)
+def test_copies_of_the_blocks_use_copies_of_the_modules(kind, batch):
+    """Blocks are copied to be measured, and to be trained beside the network."""
+    model = pasted(kind, offered(kind()))().eval()
+    before = model(batch)
+    twin = copy.deepcopy(StageChain(chain(model)))
+    for p in twin.parameters():
+        p.data.zero_()
+    assert torch.equal(model(batch), before)
+    assert not torch.equal(twin(batch), before)
+    for p in model.parameters():
+        p.data.fill_(torch.nan)
+    assert torch.isfinite(twin(batch)).all()

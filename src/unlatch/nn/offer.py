@@ -11,11 +11,12 @@ still needed there: it is the state that travels. What lies between two such poi
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ _ADVICE = (
     "of modules"
 )
 _NEVER = (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Try, ast.FunctionDef, ast.ClassDef)
+_OPERATIONS = (ast.Call, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp)
 _JUMPS = (ast.Break, ast.Continue)
 
 
@@ -155,17 +157,24 @@ class _Reader:
             case [ast.For() as loop] if state == result and self._is_walk(loop, state):
                 yield self._walk(loop, state)
             case _:
-                yield self._applied(self._helper(statements, state, result), state, self._used(*statements))
+                uses = self._used(*statements)
+                yield _apply(self._helper(statements, state, result, uses), uses)
 
-    def _helper(self, statements: Sequence[ast.stmt], state: str, result: str | None, more: Sequence[str] = ()) -> str:
-        """Name a function of several statements."""
-        name = f"step{len(self.helpers) + 1}"
-        lines = [ast.unparse(statement) for statement in statements]
+    def _helper(
+        self,
+        statements: Sequence[ast.stmt],
+        state: str,
+        result: str | None,
+        uses: dict[str, str],
+        more: Sequence[str] = (),
+    ) -> str:
+        """The name of a function of several statements."""
+        lines = [ast.unparse(_renamed(statement, uses)) for statement in statements]
         if result is not None:
             lines.append(f"return {result}")
-        arguments = ", ".join([state, *more])
+        name, arguments = f"step{len(self.helpers) + 1}", ", ".join([state, *uses.values(), *more])
         self.helpers.append(f"def {name}({arguments}):\n" + textwrap.indent("\n".join(lines), "    "))
-        return f"{name}({arguments})"
+        return name
 
     # ------------------------------------------------------------------------ loops
 
@@ -186,16 +195,18 @@ class _Reader:
             ]:
                 if to == of == state and [part] == targets and isinstance(first, nn.Module):
                     return f"*{items}"
-        used = self._used(*loop.body, known=known)
-        needed = [name for name in targets if name in set().union(*map(names_read, loop.body))]
+        uses = self._used(*loop.body, known=known)
+        # What changes from round to round and is no part of the model must be told to each block.
+        read = {name for statement in loop.body for name in names_read(_renamed(statement, uses))}
+        bound = [name for name in targets if name in read and name not in uses.values()]
         match loop.body:
             case [ast.Assign(targets=[ast.Name(id=to)], value=value)] if to == state:
-                call = ast.unparse(value)
+                call = ast.unparse(_renamed(value, uses))
             case _:
-                call = self._helper(loop.body, state, state, needed)
-        arguments = ", ".join([state, *(f"{name}={name}" for name in needed)])
-        listed = ", ".join([f"lambda {arguments}: {call}", *used])
-        return f"*[Apply({listed}) for {ast.unparse(loop.target)} in {items}]"
+                name = self._helper(loop.body, state, state, uses, bound)
+                call = f"{name}({', '.join([state, *uses.values(), *bound])})"
+        arguments = ", ".join([state, *uses.values(), *(f"{name}={name}" for name in bound)])
+        return f"*[{_apply(f'lambda {arguments}: {call}', uses)} for {ast.unparse(loop.target)} in {items}]"
 
     # ------------------------------------------------------------------ expressions
 
@@ -205,7 +216,7 @@ class _Reader:
         if isinstance(value, ast.Name) and value.id == state:
             return
         if inner is None:
-            yield self._applied(ast.unparse(value), state, self._used(value))
+            yield self._lambda(value, state)
             return
         yield from self._steps(inner, state)
         match value:
@@ -216,11 +227,11 @@ class _Reader:
                     usual = type(module).forward is nn.Sequential.forward
                     yield f"*{ast.unparse(called)}" if unfolds and usual else ast.unparse(called)
                     return
-        outer = _Replaced(inner, state).visit(ast.parse(ast.unparse(value), mode="eval")).body
-        yield self._applied(ast.unparse(outer), state, self._used(outer))
+        yield self._lambda(_renamed(value, {ast.unparse(inner): state}), state)
 
-    def _applied(self, expression: str, state: str, used: Sequence[str]) -> str:
-        return f"Apply({', '.join([f'lambda {state}: {expression}', *used])})"
+    def _lambda(self, value: ast.expr, state: str) -> str:
+        uses = self._used(value)
+        return _apply(f"lambda {', '.join([state, *uses.values()])}: {ast.unparse(_renamed(value, uses))}", uses)
 
     def _value(self, node: ast.expr, *default: Any, known: dict[str, Any] | None = None) -> Any:
         """What an expression without local variables is."""
@@ -231,37 +242,75 @@ class _Reader:
                 return default[0]
             raise _Unclear(f"{ast.unparse(node)} cannot be looked up ({type(error).__name__}: {error})") from None
 
-    def _used(self, *nodes: ast.AST, known: dict[str, Any] | None = None) -> list[str]:
-        """Modules and tensors of the model that some code reads, as it calls them."""
-        found: dict[int, str] = {}
+    def _used(self, *nodes: ast.AST, known: dict[str, Any] | None = None) -> dict[str, str]:
+        """Modules and tensors of the model that some code reads, as it calls them, with names for them as arguments."""
+        found: dict[str, str] = {}
         for node in nodes:
-            self._collect(node, known or self.known, self.me, found, set())
-        return list(found.values())
+            self._collect(node, known or self.known, found)
+        return found
 
-    def _collect(
-        self, node: ast.AST, known: dict[str, Any], me: str, found: dict[int, str], seen: set[Callable[..., Any]]
-    ) -> None:
+    def _collect(self, node: ast.AST, known: dict[str, Any], found: dict[str, str]) -> None:
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load):
             value = self._value(node, None, known=known)
             if value is self.model:
                 raise _Unclear("its forward hands itself on as a whole")
             if isinstance(value, nn.Module | Tensor):
-                found.setdefault(id(value), ast.unparse(node))
+                text = ast.unparse(node)
+                found.setdefault(text, self._argument(node, found))
                 return
             if isinstance(value, MethodType) and value.__self__ is self.model:
-                if value.__func__ not in seen:
-                    seen.add(value.__func__)
-                    tree = _definition(value.__func__)
-                    me, *others = (one.arg for one in [*tree.args.posonlyargs, *tree.args.args])
-                    local = set(others).union(*map(names_written, tree.body))
-                    inside = {**_without(value.__func__, local), me: self.model}
-                    for statement in tree.body:
-                        self._collect(statement, inside, me, found, seen)
+                self._refuse_method_with_modules(value, known)
                 return
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == me:
+            if isinstance(node, ast.Attribute) and self._value(node.value, None, known=known) is self.model:
                 return
         for child in ast.iter_child_nodes(node):
-            self._collect(child, known, me, found, seen)
+            self._collect(child, known, found)
+
+    def _argument(self, node: ast.expr, found: dict[str, str]) -> str:
+        """A name for a part of the model, such as `conv` for `self.conv`."""
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else "part"
+        taken = {*found.values(), *(self.local if isinstance(node, ast.Attribute) else ())}
+        return next(one for one in (name, *(f"{name}{n}" for n in range(2, 1000))) if one not in taken)
+
+    def _refuse_method_with_modules(self, method: MethodType, known: dict[str, Any]) -> None:
+        """What a method of the model reads cannot be seen from outside, so its block could not own it."""
+        tree = _definition(method.__func__)
+        me, *others = (one.arg for one in [*tree.args.posonlyargs, *tree.args.args])
+        local = set(others).union(*map(names_written, tree.body))
+        inside: dict[str, str] = {}
+        for statement in tree.body:
+            self._collect(statement, {**_without(method.__func__, local), me: self.model}, inside)
+        if inside:
+            raise _Unclear(
+                f"its forward leaves {', '.join(inside)} to {method.__qualname__}; let forward itself call them"
+            )
+
+
+def _apply(function: str, uses: Iterable[str]) -> str:
+    return f"Apply({', '.join([function, *uses])})"
+
+
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+def _renamed(node: _Node, names: Mapping[str, str]) -> _Node:
+    """The same code with some expressions replaced by names."""
+    renamed: _Node = _Renaming(names).visit(copy.deepcopy(node))
+    return renamed
+
+
+class _Renaming(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+            name = self._names.get(ast.unparse(node))
+            if name is not None:
+                return ast.Name(name, ast.Load())
+        return self.generic_visit(node)
 
 
 def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
@@ -276,7 +325,7 @@ def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
 
 def _only_part_with(value: ast.expr, state: str) -> ast.expr | None:
     """The one operand through which the state enters an expression, if there is one."""
-    if not isinstance(value, ast.Call | ast.Attribute | ast.Subscript | ast.BinOp | ast.UnaryOp):
+    if not isinstance(value, _OPERATIONS):
         return None
     inside, *others = (child for child in ast.iter_child_nodes(value) if state in names_read(child))
     if others:
@@ -284,7 +333,7 @@ def _only_part_with(value: ast.expr, state: str) -> ast.expr | None:
     if isinstance(value, ast.Call) and inside is value.func:
         # A method of the state: x.flatten(1).
         return inside.value if isinstance(inside, ast.Attribute) else None
-    return inside if isinstance(inside, ast.expr) and not isinstance(inside, ast.Starred) else None
+    return inside if isinstance(inside, (ast.Name, *_OPERATIONS)) else None
 
 
 def _mentions(node: ast.AST, kind: type[ast.AST]) -> bool:
@@ -295,15 +344,3 @@ def _without(function: Callable[..., Any], local: set[str]) -> dict[str, Any]:
     """What names mean inside a function, but for its own variables."""
     outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     return {name: value for name, value in outside.items() if name not in local}
-
-
-class _Replaced(ast.NodeTransformer):
-    """Puts the state in the place of an operand."""
-
-    def __init__(self, operand: ast.expr, state: str) -> None:
-        self._operand, self._state = ast.unparse(operand), state
-
-    def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.expr) and ast.unparse(node) == self._operand:
-            return ast.Name(self._state, ast.Load())
-        return self.generic_visit(node)
