@@ -66,6 +66,15 @@ def test_positions_in_the_batch_are_kept_to(family):
         assert (composed(model, x) - model(**batch).logits).abs().max() > 1e-3
 
 
+def test_positions_that_all_samples_share_are_cut_into_micro_batches():
+    batch = {**batch_of("gpt2"), "position_ids": torch.arange(8)[None] + 3}
+    losses = []
+    for method in ("bp", unlatch.methods.get("gpipe", microbatches=4)):
+        run = unlatch.parallelize(without_dropout(model_of("gpt2")), method, stages=2, optimizer=sgd)
+        losses.append([run.step(batch).loss for _ in range(2)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 def test_token_types_are_kept_to():
     model = model_of("bert").eval()
     batch = {**batch_of("bert", padding="right"), "token_type_ids": torch.randint(2, (4, 8))}
@@ -274,8 +283,12 @@ def test_loaders_of_dicts():
     rows = [{name: t[0] for name, t in batch_of("llama", size=1, seed=n).items()} for n in range(8)]
     loader = torch.utils.data.DataLoader(rows, batch_size=4)
     run = unlatch.parallelize(model_of("llama"), stages=2, optimizer=sgd)
-    (epoch,) = unlatch.Trainer(run).fit(loader, 1)
+    (epoch,) = unlatch.Trainer(run).fit(loader, 1, loader)
     assert epoch.samples == 8
+    model = run.module().eval()
+    expected = torch.stack([model(**batch).loss for batch in loader]).mean()
+    assert epoch.evaluation["loss"] == pytest.approx(expected.item(), rel=1e-6)
+    assert epoch.evaluation["perplexity"] == pytest.approx(expected.exp().item(), rel=1e-6)
 
 
 # ------------------------------------------------------------------ errors
