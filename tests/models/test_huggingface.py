@@ -345,10 +345,19 @@ def test_bad_batches_are_named():
     without = {name: t for name, t in good.items() if name != "labels"}
     assert "a batch needs 'labels'" in fails(without)
     assert "does not take 'text' from a batch; it takes input_ids" in fails({**good, "text": good["labels"]})
-    assert "needs one label for every token, got labels (4, 7)" in fails({**good, "labels": good["labels"][:, 1:]})
+    assert "where it does not count, got labels (4, 7)" in fails({**good, "labels": good["labels"][:, 1:]})
     assert "needs 'input_ids' in every batch" in fails({"labels": good["labels"]})
     assert "'input_ids' as list" in fails({**good, "input_ids": good["input_ids"].tolist()})
     assert run.step(good).loss is not None
+
+
+def test_labels_that_no_class_has_are_named():
+    run = unlatch.parallelize(model_of("llama"), stages=2, optimizer=sgd)
+    with pytest.raises(PlanError, match=r"the loss of LlamaForCausalLM fails on labels .*out of bounds"):
+        run.step({**batch_of("llama"), "labels": torch.full((4, 8), 99)})
+    run = unlatch.parallelize(model_of("bert-classifier"), stages=2, optimizer=sgd)
+    with pytest.raises(DataError, match=r"needs 1 label\(s\) for every sample, got labels \(4, 2\)"):
+        run.step({**batch_of("bert-classifier"), "labels": torch.zeros(4, 2, dtype=torch.long)})
 
 
 def test_another_loss_than_its_kind_has_is_not_guessed():

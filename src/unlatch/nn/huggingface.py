@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import DataError, PlanError
 from ..metrics import Metric, accuracy, perplexity
 from .huggingface_blocks import TRAVELS, Asked, Entrance, Exit, Layer, Layout, Parts, Role, answer_of, has_parameters
-from .huggingface_losses import by_token, causal, classes, loss_of
+from .huggingface_losses import by_token, causal, classes, loss_of, numbers_per_sample
 from .tree import Tree, batch_size
 
 __all__ = ["HuggingFace"]
@@ -183,18 +183,17 @@ class HuggingFace:
             )
 
     def _check_labels(self, main: Tensor, labels: Any) -> None:
-        kind = self._loss
-        if kind is None or not isinstance(labels, Tensor):
+        if self._loss is None or not isinstance(labels, Tensor):
             return
-        if kind in (causal, by_token) and labels.shape != main.shape[:2]:
+        shape = tuple(labels.shape)
+        if self._loss is classes:
+            each = numbers_per_sample(labels, self.model.config)
+            wrong, wanted = labels.numel() != each * len(main), f"{each} label(s) for every sample"
+        else:
+            wrong, wanted = shape != tuple(main.shape[:2]), "one label for every token, -100 where it does not count"
+        if wrong:
             raise DataError(
-                f"{type(self.model).__name__} needs one label for every token, got labels {tuple(labels.shape)} for "
-                f"{self._main} {tuple(main.shape)}; those that do not count are -100"
-            )
-        if kind is classes and labels.shape[:1] != main.shape[:1]:
-            raise DataError(
-                f"{type(self.model).__name__} needs labels for every sample, got {tuple(labels.shape)} for "
-                f"{self._main} {tuple(main.shape)}"
+                f"{type(self.model).__name__} needs {wanted}, got labels {shape} for {self._main} {tuple(main.shape)}"
             )
 
     # ------------------------------------------------------- what it computes
