@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
-from .carry import Recall, Remember, carrying, copied_at_the_end
+from .carry import Recall, Remember, carrying, leaving_weights
 from .foreign import foreign
 from .tree import Tree, flatten, map_tensors, unflatten
 
@@ -257,7 +257,8 @@ class StageChain(nn.Module):
         self.names = [block.name for block in blocks]
         self.blocks = nn.ModuleList(block.module for block in blocks)
         self.original = state_names(self, model) if model is not None else {}
-        self._copied = copied_at_the_end([block.module for block in blocks])
+        #: Weights of this stage that go up with the state, by the name that they are carried under.
+        self.leaving_weights = leaving_weights([block.module for block in blocks])
         self._writes_input: dict[bool, bool] = {}
 
     def forward(self, x: Tree) -> Tree:
@@ -276,8 +277,8 @@ class StageChain(nn.Module):
                 x = block(x)
             except PlanError as error:
                 raise PlanError(f"block '{name}': {error}") from error
-        if self._copied:
-            copies = {name: x["carried"][name].clone() for name in self._copied}
+        if self.leaving_weights:
+            copies = {name: x["carried"][name].clone() for name in self.leaving_weights}
             x = {"x": x["x"], "carried": {**x["carried"], **copies}}
         return x
 
