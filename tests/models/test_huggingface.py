@@ -291,6 +291,15 @@ def test_loaders_of_dicts():
     assert epoch.evaluation["perplexity"] == pytest.approx(expected.exp().item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("method", ["dgl", "auglocal"])
+def test_networks_beside_the_stages_leave_the_models_weights_as_they_are(method):
+    model = model_of("gpt2")
+    before = copy.deepcopy(model.state_dict())
+    batch = batch_of("gpt2", padding="right")
+    unlatch.parallelize(model, method, stages=2, optimizer=sgd, sample=batch, split=["transformer.h.2"])
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
 # ------------------------------------------------------------------ errors
 
 

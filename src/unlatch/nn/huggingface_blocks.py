@@ -14,6 +14,7 @@ makes the rest of them, once per micro-batch.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -151,7 +152,7 @@ class Parts:
 
 
 class StandIn(nn.Module):
-    """In the place of a module that is elsewhere: another answer, the same attributes."""
+    """In the place of a module that is elsewhere: another answer, the same attributes, but nothing that acts on it."""
 
     def __init__(self, original: nn.Module, answer: Callable[..., Any]) -> None:
         super().__init__()
@@ -162,7 +163,10 @@ class StandIn(nn.Module):
         return self.__dict__["_answer"](*args, **named)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_original"], name)
+        found = getattr(self.__dict__["_original"], name)
+        if inspect.ismethod(found):
+            raise AttributeError(f"{name} of a module that is elsewhere")
+        return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StandIn:
         return self
