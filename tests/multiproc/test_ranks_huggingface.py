@@ -11,13 +11,13 @@ import hf_jobs
 import unlatch
 from hf_models import batch_of, hf, model_of
 from rank_jobs import differences
-from unlatch.methods import Local, get
+from unlatch.methods import get
 
 pytest.importorskip("transformers")
 
 METHODS = unlatch.methods.names()
-#: No gradient crosses a border, so only one tensor may.
-LOCAL = [name for name in METHODS if isinstance(get(name), Local)]
+#: What a stage takes in is predicted, so it must be one tensor.
+PREDICTING = ["auxnet", "auxvar", "sph"]
 FAMILIES = ["gpt2", "llama", "bert"]
 CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "bert": "BertForMaskedLM"}
 
@@ -30,7 +30,7 @@ def inline(family, method, plain):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_compute_what_one_process_computes(ranks2, family, method):
-    plain = method in LOCAL
+    plain = method in PREDICTING
     expected = inline(family, method, plain)
     outcomes = ranks2.run(hf_jobs.train_hf, family, method, 2, plain)
     if isinstance(expected, str):
@@ -42,9 +42,11 @@ def test_ranks_compute_what_one_process_computes(ranks2, family, method):
         assert [differences(expected, outcome) for outcome in outcomes] == [[], []]
 
 
-@pytest.mark.parametrize("method", LOCAL)
-def test_local_methods_refuse_what_is_more_than_one_tensor(method):
-    assert "only one tensor of real numbers" in hf_jobs.train_hf("gpt2", method, 2, False)
+@pytest.mark.parametrize("method", PREDICTING)
+def test_what_is_more_than_one_tensor_cannot_be_predicted(method):
+    assert f"{method} predicts what stage 1 (block 'transformer.h.2') takes in, which must be one tensor" in (
+        hf_jobs.train_hf("gpt2", method, 2, False)
+    )
 
 
 @cache
