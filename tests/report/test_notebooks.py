@@ -49,7 +49,7 @@ def test_a_run_says_what_it_is_and_how_far(cells):
     assert heads == ["stage", "blocks", "parameters", "relative cost", "sent up"]
     assert [row[1] for row in rows] == ["0 .. 1 (2)", "2"]
     assert [row[4] for row in rows] == ["not measured"] * 2
-    assert "delay in updates: 2, 0" in html
+    assert "delay in updates: 1, 0" in html
     assert "3 batches fed, 2 under way" in html
 
 
