@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +32,7 @@ from ..runtime.events import Event
 from ..runtime.recalibration import recalibrating
 from ..runtime.stage import Stage
 from ..runtime.station import Station
+from ..runtime.updating import Optimizer
 from ..schedule import Schedule
 from ..transport.ending import ended, opened
 from ..transport.health import Health
@@ -276,6 +278,35 @@ class Run:
                 if name in merged and name not in own:
                     t.data.copy_(merged[name])
         return self._model
+
+    def __repr__(self) -> str:
+        """Method, cut, and how far it is."""
+        held = sorted(self._engine.stages)
+        here = "" if self._world.size == 1 else f", rank {self._world.rank} of {self._world.size} with stages {held}"
+        cut = "" if self.plan.split is None else f" cut at {list(self.plan.split)}"
+        progress = f"{self.batches} batches fed, {self._engine.under_way} under way"
+        return f"<Run {self.method!r}: {self._engine.schedule.stages} stages{cut}{here}; {progress}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the plan, by how many updates each stage is behind, and how far the run is."""
+        stages = self._engine.schedule.stages
+        delays = ", ".join(f"{delay:g}" for delay in self.method.staleness(stages))
+        progress = f"{self.batches} batches fed, {self._engine.under_way} under way; learning rate {self.lr}"
+        below = "".join(f"<div>{escape(note)}</div>" for note in (f"delay in updates: {delays}", progress, *self.notes))
+        return f"<b>{escape(repr(self.method))}, {stages} stages</b>{self.plan._repr_html_()}{below}"
+
+    @property
+    def optimizers(self) -> Mapping[int, Optimizer]:
+        """Those of this process, by stage; a stage without trainable parameters has none."""
+        stages = self._engine.stages.items()
+        return MappingProxyType({n: s.updater.optimizer for n, s in stages if s.updater.optimizer is not None})
+
+    @property
+    def lr(self) -> float | dict[int, list[float]]:
+        """The learning rate: one number if all optimizers of this process agree, else by stage and parameter group."""
+        rates = {n: [float(group["lr"]) for group in o.param_groups] for n, o in self.optimizers.items()}
+        known = {rate for one in rates.values() for rate in one}
+        return known.pop() if len(known) == 1 else rates
 
     @property
     def schedule(self) -> Schedule:
