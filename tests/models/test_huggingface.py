@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import unlatch
-from hf_models import FAMILIES, TOKENS, batch_of, gpt2, hf, model_of, sgd
+from hf_models import FAMILIES, SHAPE, TOKENS, batch_of, gpt2, hf, model_of, sgd
 from unlatch.errors import ConfigError, DataError, PlanError
 from unlatch.nn import chain, state_names
 from unlatch.nn.foreign import foreign
@@ -93,6 +93,14 @@ def test_decoders_classify_the_last_token_that_is_no_padding(family):
     close(output, model(**batch).logits)
     total, count = foreign(model).loss(output, y)
     close(total / count, model(**batch).loss)
+
+
+def test_mixtures_of_experts():
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+    model = hf("MixtralForCausalLM")(hf("MixtralConfig")(**SHAPE, **experts)).eval()
+    batch = batch_of("llama", padding="right")
+    x, _ = foreign(model).taken_apart(batch)
+    close(composed(model, x), model(**batch).logits, 1e-5)
 
 
 def test_what_travels_is_no_more_than_the_batch_has():
