@@ -325,6 +325,33 @@ def test_an_unknown_family_is_told_what_can_be_done():
     assert "blocks()" in text
 
 
+class Last(torch.nn.Module):
+    """Of a module that answers with names, the hidden states."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        return self.part(x).last_hidden_state
+
+
+def test_an_unknown_family_works_with_blocks_of_its_own():
+    albert = hf("AlbertForMaskedLM")
+
+    class Own(albert):
+        def blocks(self):
+            return [self.albert.embeddings, Last(self.albert.encoder), self.predictions]
+
+    torch.manual_seed(0)
+    config = hf("AlbertConfig")(**{**SHAPE, "embedding_size": 16, "num_hidden_layers": 2})
+    model = Own(config).double()
+    batch = batch_of("bert")
+    expected = model.eval()(**batch).loss.item()
+    run = unlatch.parallelize(model, stages=2, optimizer=sgd)
+    assert run.step(batch).loss == pytest.approx(expected, rel=1e-6)
+
+
 def test_encoder_decoders_and_recurrent_models_are_refused_by_name():
     config = hf("T5Config")(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     text = refused(hf("T5ForConditionalGeneration")(config), loss_fn=torch.nn.functional.mse_loss)
@@ -342,6 +369,13 @@ def test_what_would_be_lost_or_wrong_is_refused():
         num_key_value_heads=1, num_local_experts=2, output_router_logits=True,
     )  # fmt: skip
     assert "losses of its routers" in refused(hf("MixtralForCausalLM")(config))
+
+
+def test_heads_with_several_answers_are_refused():
+    model = hf("BertForQuestionAnswering")(model_of("bert").config)
+    sample = torch.randint(TOKENS, (4, 8)), torch.zeros(4)
+    text = refused(model, loss_fn=torch.nn.functional.mse_loss, sample=sample)
+    assert "the model answers with start_logits, end_logits" in text
 
 
 def test_a_cache_is_never_kept():

@@ -52,7 +52,7 @@ def test_calls_that_take_long_are_not_out_of_step(ranks2, tmp_path):
 
 
 def test_programs_that_do_not_close_their_run_end_well(tmp_path):
-    """Most of them were aborted after they had printed their results: "terminate called without an active exception"."""
+    """Most were aborted after they had printed their results: "terminate called without an active exception"."""
     done = run_script(
         tmp_path,
         "import call_jobs\n"

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from .apply import Apply
 from .carry import Add, Recall, Remember
 from .chain import Block, Model, StageChain, aliases, as_module, chain, cut, stage_of_blocks, stage_starts, state_names
 from .chain_check import Tie, check_chain, ties
@@ -36,6 +37,7 @@ from .tree import Structure, Tree, batch_size, flatten, map_tensors, split_batch
 
 __all__ = [
     "Add",
+    "Apply",
     "Block",
     "Coupling",
     "Merge",
