@@ -16,6 +16,7 @@ from ..errors import PlanError
 from ..lookup import did_you_mean
 from .carry import Recall, Remember, carrying, leaving_weights
 from .foreign import foreign
+from .offer import how_to_cut
 from .tree import Tree, flatten, map_tensors, unflatten
 
 __all__ = [
@@ -80,10 +81,7 @@ def chain(model: Model) -> list[Block]:
     elif (from_elsewhere := foreign(model)) is not None:
         blocks = [Block(name, part) for name, part in from_elsewhere.blocks()]
     elif isinstance(model, nn.Module):
-        raise PlanError(
-            f"{type(model).__name__} does not say where it can be cut: give it a method blocks() that lists modules "
-            "whose composition is the model, or pass an nn.Sequential or a list of modules"
-        )
+        raise PlanError(f"{type(model).__name__} does not say where it can be cut: {how_to_cut(model)}")
     else:
         as_module(model)
         blocks = [Block(str(index), part) for index, part in enumerate(model)]

@@ -75,9 +75,13 @@ def check_own_loss(root: nn.Module, x: Tree, y: Tree) -> None:
     if from_elsewhere is None or from_elsewhere.loss is None:
         return
     x, y = _rows(x, 0), _rows(y, 0)
-    with _untouched([root]), torch.no_grad():
-        total, count = from_elsewhere.loss(from_elsewhere.output(x), y)
-        expected = from_elsewhere.own_loss(x, y)
+    try:
+        with _untouched([root]), torch.no_grad():
+            total, count = from_elsewhere.loss(from_elsewhere.output(x), y)
+            expected = from_elsewhere.own_loss(x, y)
+    except Exception as error:
+        shown = f"{tuple(y.shape)} {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+        raise PlanError(f"the loss of {type(root).__name__} fails on labels {shown}: {error}") from error
     # The model may compute in single precision whatever it is given.
     if expected is not None and count and not _close(expected.float(), (total / count).float()):
         raise PlanError(

@@ -12,6 +12,7 @@ from ..errors import PlanError
 from ..io.space import bytes_text
 from ..nn.chain import Block, cut, stage_starts
 from ..nn.chain_check import Tie, ties
+from ..nn.offer import unfolding
 from ..table import Table
 from .layer_costs import Number
 from .layer_groups import Span
@@ -214,7 +215,7 @@ def make_plan(
     if stages < 1 or stages > len(blocks):
         raise PlanError(
             f"{len(blocks)} blocks can be cut into 1 to {len(blocks)} stages, not {stages}: ask for fewer stages or "
-            f"list smaller blocks. The blocks are: {', '.join(block.name for block in blocks)}"
+            f"list smaller blocks. The blocks are: {', '.join(block.name for block in blocks)}.{unfolding(blocks)}"
         )
     if costs is not None and len(costs) != len(blocks):
         raise PlanError(f"there are {len(blocks)} blocks but costs of {len(costs)}")
