@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import logging
+import re
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -310,6 +312,40 @@ def test_tensorboard_has_all_numbers(tmp_path, monkeypatch):
         assert written[-1] is None
     else:
         assert sum(path.stat().st_size for path in tmp_path.glob("events.out.tfevents.*")) > 500
+
+
+class Recorder:
+    """Stands for a logging package that is not installed: remembers the calls of its functions."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def called(*args, **options):
+            self.calls.append((name, args, options))
+            return self
+
+        return called
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "calls"),
+    [("wandb", "WandB", ("init", "log", "finish")), ("mlflow", "MLflow", ("start_run", "log_metrics", "end_run"))],
+)
+def test_loggers_of_the_docs_log_all_numbers(package, name, calls, monkeypatch, tmp_path):
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed; it would write where it likes")
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if f"import {package}" in block)
+    known = {"callbacks": callbacks}
+    exec(code, known)
+    recorder = Recorder()
+    monkeypatch.setitem(sys.modules, package, recorder)
+    with begun("bp") as run:
+        unlatch.Trainer(run, callbacks=[known[name]()]).fit(batches(), eval_loader=batches(1))
+    assert [call for call, *_ in recorder.calls] == [calls[0], *[calls[1]] * 6, calls[2]]
+    assert recorder.calls[-2][2] == {"step": 5}
+    assert {"epoch/number", "eval/loss", "eval/accuracy", "stage1/staleness"} <= recorder.calls[-2][1][0].keys()
 
 
 def test_recalibration_at_the_end():

@@ -64,7 +64,8 @@ class RunFolder(MetricsFiles):
         self._newest = max((int(row[_UPDATE]) for row in self.earlier if _UPDATE in row), default=-1)
 
     def _opened(self, trainer: Trainer) -> run_folder.RunFolder:
-        if run_folder.is_run(self.folder) and trainer.run.batches:
+        # Ranks that were started anew may have lost a run without a checkpoint: it is theirs all the same.
+        if run_folder.is_run(self.folder) and (trainer.run.batches or restarts()):
             return run_folder.RunFolder.resume(self.folder)
         return run_folder.RunFolder.at(self.folder, overwrite=self.overwrite)
 

@@ -47,11 +47,8 @@ def local_head(border: tuple[int, ...], output: tuple[int, ...], where: str = "t
 
     >>> local_head((16, 8, 8), (10,))(torch.zeros(2, 16, 8, 8)).shape
     torch.Size([2, 10])
-    >>> local_head((5, 16), (5, 30))
-    Sequential(
-      (0): LayerNorm((16,), eps=1e-05, elementwise_affine=True)
-      (1): Linear(in_features=16, out_features=30, bias=True)
-    )
+    >>> local_head((5, 16), (5, 30))(torch.zeros(2, 9, 16)).shape
+    torch.Size([2, 9, 30])
     """
     if len(border) == 3 and len(output) == 1:
         channels, height, width = border

@@ -109,7 +109,8 @@ def _with_own_weights(modules: Sequence[nn.Module]) -> nn.Module:
     # What borrows a weight cannot draw it, and is given it with the state.
     borrowers = {id(module) for carrier in net if isinstance(carrier, Carrier) for module in carrier.borrowers}
     for module in net.modules():
-        draw = getattr(module, "reset_parameters", None)
+        # Of its class: a module that stands for another may pass on what it is asked for, to the network's own.
+        draw = getattr(type(module), "reset_parameters", None)
         if callable(draw) and id(module) not in borrowers:
-            draw()
+            draw(module)
     return net

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ...errors import ConfigError, ShapeMismatch
 from ...nn.auxiliary import Border, capacity, check_auxnet, coarse_parts, find_borders, measure_blocks
 from ...nn.border_state import BorderState
+from ...nn.carry import Carrier
+from ...nn.chain import as_module
 from ...nn.heads import GradientSynthesiser, local_head
 from ...nn.randomness import replayable
 from ...nn.rescaled import Rescaled
@@ -76,7 +78,7 @@ class Networks:
             raise ShapeMismatch(
                 f"{self.name} predicts what stage {border.stage} (block '{block}') takes in, which must be one tensor: "
                 + (
-                    f"here the weight '{tied[0]}' of an earlier stage comes with it. Untie it "
+                    f"here the weight '{self._original_name(tied[0])}' of an earlier stage comes with it. Untie it "
                     "(config.tie_word_embeddings=False in models of Hugging Face), keep the blocks that share it in "
                     "one stage (split=[...])"
                     if tied
@@ -85,6 +87,12 @@ class Networks:
                 )
                 + ", or use dgl, auglocal, dni, or a method that sends gradients."
             )
+
+    def _original_name(self, carried: str) -> str:
+        """What a weight that is carried is called in the model."""
+        carriers = [block.module for block in self.blueprint.blocks if isinstance(block.module, Carrier)]
+        weight = next(module.weight(carried) for module in carriers if carried in module.shown)
+        return next(name for name, p in as_module(self.blueprint.model).named_parameters() if p is weight)
 
     def warn_of_single_vectors(self) -> None:
         """Channels of vectors are compared over the batch, which must have more than one sample for that."""
