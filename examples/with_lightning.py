@@ -3,8 +3,7 @@
     pip install lightning
     python examples/with_lightning.py
 
-Lightning's Trainer reads the data and calls `training_step`; with manual optimization it leaves the rest to us. All
-stages live in this process. On ranks of their own, each rank runs this Trainer with `accelerator="cpu", devices=1`.
+Lightning's Trainer reads the data and calls `training_step`; with manual optimization it leaves the rest to us.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import unlatch
-from hf_models import FAMILIES, TOKENS, batch_of, gpt2, hf, model_of, sgd
+from hf_models import FAMILIES, SHAPE, TOKENS, batch_of, gpt2, hf, model_of, sgd
 from unlatch.errors import ConfigError, DataError, PlanError
 from unlatch.nn import chain, state_names
 from unlatch.nn.foreign import foreign
@@ -93,6 +93,14 @@ def test_decoders_classify_the_last_token_that_is_no_padding(family):
     close(output, model(**batch).logits)
     total, count = foreign(model).loss(output, y)
     close(total / count, model(**batch).loss)
+
+
+def test_mixtures_of_experts():
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+    model = hf("MixtralForCausalLM")(hf("MixtralConfig")(**SHAPE, **experts)).eval()
+    batch = batch_of("llama", padding="right")
+    x, _ = foreign(model).taken_apart(batch)
+    close(composed(model, x), model(**batch).logits, 1e-5)
 
 
 def test_what_travels_is_no_more_than_the_batch_has():
@@ -317,6 +325,33 @@ def test_an_unknown_family_is_told_what_can_be_done():
     assert "blocks()" in text
 
 
+class Last(torch.nn.Module):
+    """Of a module that answers with names, the hidden states."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        return self.part(x).last_hidden_state
+
+
+def test_an_unknown_family_works_with_blocks_of_its_own():
+    albert = hf("AlbertForMaskedLM")
+
+    class Own(albert):
+        def blocks(self):
+            return [self.albert.embeddings, Last(self.albert.encoder), self.predictions]
+
+    torch.manual_seed(0)
+    config = hf("AlbertConfig")(**{**SHAPE, "embedding_size": 16, "num_hidden_layers": 2})
+    model = Own(config).double()
+    batch = batch_of("bert")
+    expected = model.eval()(**batch).loss.item()
+    run = unlatch.parallelize(model, stages=2, optimizer=sgd)
+    assert run.step(batch).loss == pytest.approx(expected, rel=1e-6)
+
+
 def test_encoder_decoders_and_recurrent_models_are_refused_by_name():
     config = hf("T5Config")(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     text = refused(hf("T5ForConditionalGeneration")(config), loss_fn=torch.nn.functional.mse_loss)
@@ -334,6 +369,13 @@ def test_what_would_be_lost_or_wrong_is_refused():
         num_key_value_heads=1, num_local_experts=2, output_router_logits=True,
     )  # fmt: skip
     assert "losses of its routers" in refused(hf("MixtralForCausalLM")(config))
+
+
+def test_heads_with_several_answers_are_refused():
+    model = hf("BertForQuestionAnswering")(model_of("bert").config)
+    sample = torch.randint(TOKENS, (4, 8)), torch.zeros(4)
+    text = refused(model, loss_fn=torch.nn.functional.mse_loss, sample=sample)
+    assert "the model answers with start_logits, end_logits" in text
 
 
 def test_a_cache_is_never_kept():

@@ -26,6 +26,9 @@ def train_hf(family: str, method: str, stages: int, plain: bool, path: str | Non
     **Returns:** all that must not depend on where it ran, or why it does not run at all.
     """
     data = [batch_of(family, size=6, seed=number, padding=None if plain else "right") for number in range(3)]
+    if not plain:
+        # Collators pad to the longest sample of a batch.
+        data[1] = {name: t[:, :6] for name, t in data[1].items()}
     model = model_of(family, tie_word_embeddings=family != "llama" and not plain)
     split = [MIDDLE[family]] if stages == 2 else []
     try:

@@ -1,7 +1,7 @@
 """What training by stages needs from a network.
 
 `chain` makes blocks of a model (read it first) and `chain_check` checks them, `tree` handles what passes between them,
-`carry` what passes by some of them.
+`carry` what passes by some of them. `foreign` and the files `huggingface` know models that were written elsewhere.
 `randomness` and `statistics` make passes replay, `split_backward` divides a backward. `coupling`, `reversible` and
 `inversion` are reversible blocks; `auxiliary`, `heads`, `rescaled` networks beside the stages. Exports are public.
 """

@@ -42,8 +42,6 @@ _LAYOUTS = {
     "vit": Layout("layers", ("embeddings",)),
     "xlm-roberta": Layout("encoder.layer", ("embeddings",)),
 }
-
-
 # Most decoders look like this; whether one computes what it seems to, the first batch shows.
 _USUAL = Layout("layers", ("embed_tokens",))
 
@@ -91,8 +89,7 @@ class HuggingFace:
             raise PlanError(
                 f"{type(self.model).__name__} is of the family '{self.model.config.model_type}', whose layers are not "
                 "known here and which has no pipeline plan (base_model_pp_plan) that says where they are. Known are "
-                f"decoders with such a plan or of that form (Llama, Qwen, SmolLM, Mistral, Gemma, Phi, ...) and "
-                f"{', '.join(_LAYOUTS)}. "
+                f"decoders with such a plan or of that form (Llama, Qwen, Gemma, ...) and {', '.join(_LAYOUTS)}. "
                 "Others work with a method blocks() in a subclass: it lists modules whose composition is the model"
             )
         return layout
@@ -120,14 +117,14 @@ class HuggingFace:
             raise PlanError(
                 f"{name} has gradient checkpointing on, which would compute its layers again at whatever weights there "
                 "are by then: switch it off (activation_checkpointing_disable(), gradient_checkpointing_disable() in "
-                "older versions) and choose a method that recomputes, such as 'dtr'"
+                "older versions) and choose a method that recomputes"
             )
         if getattr(config, "add_cross_attention", False):
             raise PlanError(f"{name} has cross-attention, so it is no chain of layers: set add_cross_attention=False")
 
     def _options(self) -> dict[str, Any]:
         """What is said in every call: training needs no cache, and variants answer with names."""
-        cached = "use_cache" in inspect.signature(self.body.forward).parameters
+        cached = "use_cache" in inspect.signature(type(self.body).forward).parameters
         return {"return_dict": True} | ({"use_cache": False} if cached else {})
 
     def _keeps(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors import PlanError
 from .tree import Tree
 
 __all__ = ["TRAVELS", "Asked", "Entrance", "Exit", "Layer", "Layout", "Parts", "Role", "answer_of", "has_parameters"]
@@ -325,9 +326,11 @@ def _itself(first: Any = None, *_: Any, **named: Any) -> Any:
 
 def answer_of(found: Any) -> Tensor:
     """What a model's output holds: scores, or hidden states where it has no head."""
-    found = found.logits if "logits" in found else found.last_hidden_state
-    assert isinstance(found, Tensor)
-    return found
+    for name in ("logits", "last_hidden_state"):
+        answer = found.get(name)
+        if isinstance(answer, Tensor):
+            return answer
+    raise PlanError(f"the model answers with {', '.join(found)}: a chain of blocks ends in one tensor, its logits")
 
 
 def has_parameters(module: nn.Module) -> bool:
