@@ -157,6 +157,22 @@ def test_one_stage_alone_does_not_tell_2bw_from_pipedream() -> None:
     assert (pipedream.verdict, twice.verdict) == ("some loss", "large loss")
 
 
+def test_delays_of_a_plan_are_those_of_its_layers() -> None:
+    """There may be more layers than stages, and a call to paste leaves their delays to the plan."""
+    x = torch.zeros(16, 2)
+    run = unlatch.parallelize(
+        nn.Sequential(*(nn.Linear(2, 2) for _ in range(5))),
+        methods.LayerPipe(microbatches=1),
+        stages=2,
+        loss_fn=nn.functional.mse_loss,
+        optimizer=partial(SGD, lr=0.1, momentum=0.9),
+        sample=(x, x),
+    )
+    assert run.advice.lateness == run.method.lateness(2)
+    assert len(run.advice.limits) == len(run.advice.lateness)
+    assert run.method.call == "unlatch.methods.LayerPipe(microbatches=1)"
+
+
 # ------------------------------------------------------------------- verdicts and cures
 
 

@@ -13,9 +13,10 @@ from torch.nn.functional import mse_loss
 import unlatch
 from tied_nets import WIDTH, SmallUNet, TiedLM, padded, token_sum
 from unlatch.methods import get
+from unlatch.methods.auxnet.border import BorderMethod
 
-#: Every method that sends gradients from stage to stage.
-METHODS = [name for name in unlatch.methods.names() if get(name).gradient != "local"]
+#: Every method that takes more than one tensor between stages: all but those that predict what is there.
+METHODS = [name for name in unlatch.methods.names() if not isinstance(get(name), BorderMethod)]
 SAVED_AT = 4
 
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
@@ -33,7 +34,8 @@ def begun(method: str, net: str, distributed: bool | None) -> unlatch.Run:
     try:
         return unlatch.parallelize(
             TiedLM() if net == "tied" else SmallUNet(),
-            method,
+            # Nothing here can be computed back.
+            get(method, store=(0, 1)) if method == "petra" else method,
             stages=3,
             loss_fn=token_sum if net == "tied" else mse_loss,
             optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),

@@ -140,7 +140,7 @@ def advise(
     unknown = no_theory(method, optimizer)
     if unknown is not None:
         return Advice(lateness, method.per_update, unknown=unknown)
-    known = _by_stage(optimizer, stages)
+    known = _by_stage(optimizer, len(lateness))
     motions = [_known(motion_of(one)) for one in known]
     lags = lags_of(method, lateness, motions)
     limit, verdict = chain_limit(lags), verdict_of(lags)
@@ -212,12 +212,12 @@ def verdict_of(lags: Sequence[Lag]) -> Verdict:
     return "some loss" if borne >= bounds.some_loss else "large loss"
 
 
-def _by_stage(optimizer: Optimizer | Mapping[int, Optimizer] | None, stages: int) -> list[Optimizer]:
+def _by_stage(optimizer: Optimizer | Mapping[int, Optimizer] | None, count: int) -> list[Optimizer]:
     """One optimizer for each stage; where a stage's own is not known, that of the nearest."""
     if isinstance(optimizer, Optimizer):
-        return [optimizer] * stages
+        return [optimizer] * count
     known = optimizer or {}
-    return [known[min(known, key=lambda other: abs(other - stage))] for stage in range(stages)]
+    return [known[min(known, key=lambda other: abs(other - stage))] for stage in range(count)]
 
 
 def _known(motion: Motion | None) -> Motion:

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import ConfigError
 from .console import emit_json, people
-from .cost_flags import ArraySide, BatchSize, CostModel, CostsFile, CostSource
+from .cost_flags import ArraySide, BatchSize, CostModel, CostsFile, CostSource, NetworkName
 
 if TYPE_CHECKING:
     from ..advise.prediction import MethodRun
@@ -25,7 +25,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def command(
     conf: Annotated[Path | None, typer.Argument(metavar="CONF.toml", help="Settings: simulate this model.")] = None,
     costs: CostsFile = None,
-    network: Annotated[str | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
+    network: Annotated[NetworkName | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
     cost_model: CostModel = None,
     batch: BatchSize = None,
     array: ArraySide = None,
@@ -84,7 +84,7 @@ def command(
     if as_json:
         emit_json({"rows": [asdict(row) for row in rows]})
     else:
-        people().print(_table(rows))
+        people().print("\n".join(_lines(rows)))
 
 
 def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path | None) -> None:
@@ -101,7 +101,7 @@ def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path |
         write_trace(trace, source)
 
 
-def _table(rows: list[SweepRow]) -> str:
+def _lines(rows: list[SweepRow]) -> list[str]:
     from ..table import Table
 
     heads = ("method", "devices", "time/batch", "speed-up", "utilisation", "late", "bytes sent")
@@ -117,4 +117,4 @@ def _table(rows: list[SweepRow]) -> str:
         )
         for row in rows
     )
-    return Table(heads, body).text()
+    return Table(heads, body).lines()

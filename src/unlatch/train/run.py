@@ -8,20 +8,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..advise.advice import advise
-from ..errors import DataError, Interrupted, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
-from ..io.checkpoint import Checkpoint
+from ..errors import DataError, Interrupted, PeerLost, StageFailed, TransportError, UnlatchError
 from ..methods import Method
 from ..metrics import DEFAULT, Metric, checked
-from ..nn.chain import as_module, state_names
+from ..nn.chain import as_module
 from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
 from ..runtime.blueprint import Blueprint
@@ -29,7 +29,9 @@ from ..runtime.engine import Engine, Finished, Order
 from ..runtime.evaluation import evaluate
 from ..runtime.events import Event
 from ..runtime.recalibration import recalibrating
+from ..runtime.stage import Stage
 from ..runtime.station import Station
+from ..runtime.updating import Optimizer
 from ..schedule import Schedule
 from ..transport.ending import ended, opened
 from ..transport.health import Health
@@ -39,9 +41,9 @@ from ..transport.reports import report_progress
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
-from .exact import packed, random_state, restore_random, share, unpacked, whole
-from .guard import Guard, Snapshot
+from .guard import Guard
 from .intake import Intake
+from .keeping import Keeping
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
@@ -107,14 +109,12 @@ class Run:
             proven=blueprint.sample is not None or not engine.holds_first,
         )
         self._compensation = Compensation(method.joined)
-        self._rebuild = rebuild
-        self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
+        self._keeping = Keeping(blueprint, method, engine, links, self._compensation, rebuild)
         stages = engine.stages.values()
         optimizers = {s.index: s.updater.optimizer for s in stages if s.updater.optimizer is not None}
-        self._optimizer = next((type(one).__name__ for one in optimizers.values()), None)
-        #: What the delays of the method cost under this optimizer.
         samples = None if blueprint.sample is None else batch_size(blueprint.sample)
-        self.advice = advise(method, blueprint.stages, optimizers, samples)
+        #: What the delays of the method cost under this optimizer.
+        self.advice = advise(method, engine.schedule.stages, optimizers, samples)
         self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
         self._saving: Saving | None = None
         self._aside: World | None = None
@@ -128,7 +128,7 @@ class Run:
             engine,
             links,
             self._world,
-            self._state,
+            self._keeping.exact,
             self.finish_saving,
             describe,
             self.notes.append,
@@ -268,13 +268,42 @@ class Run:
         """The model that was passed in, with the newest weights of every stage under its original names."""
         with self._reporting("module"):
             self._guard.settle()
-            own = snapshot.model_state(self._engine.stages.values(), self._names)
+            own = snapshot.model_state(self._engine.stages.values(), self._keeping.names)
             merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
         with torch.no_grad():
             for name, t in self._model.state_dict(keep_vars=True).items():
                 if name in merged and name not in own:
                     t.data.copy_(merged[name])
         return self._model
+
+    def __repr__(self) -> str:
+        """Method, cut, and how far it is."""
+        held = sorted(self._engine.stages)
+        here = "" if self._world.size == 1 else f", rank {self._world.rank} of {self._world.size} with stages {held}"
+        cut = "" if self.plan.split is None else f" cut at {list(self.plan.split)}"
+        progress = f"{self.batches} batches fed, {self._engine.under_way} under way"
+        return f"<Run {self.method!r}: {self._engine.schedule.stages} stages{cut}{here}; {progress}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the plan, by how many updates each stage is behind, and how far the run is."""
+        stages = self._engine.schedule.stages
+        delays = ", ".join(f"{delay:g}" for delay in self.method.staleness(stages))
+        progress = f"{self.batches} batches fed, {self._engine.under_way} under way; learning rate {self.lr}"
+        below = "".join(f"<div>{escape(note)}</div>" for note in (f"delay in updates: {delays}", progress, *self.notes))
+        return f"<b>{escape(repr(self.method))}, {stages} stages</b>{self.plan._repr_html_()}{below}"
+
+    @property
+    def optimizers(self) -> Mapping[int, Optimizer]:
+        """Those of this process, by stage; a stage without trainable parameters has none."""
+        stages = self._engine.stages.items()
+        return MappingProxyType({n: s.updater.optimizer for n, s in stages if s.updater.optimizer is not None})
+
+    @property
+    def lr(self) -> float | dict[int, list[float]]:
+        """The learning rate: one number if all optimizers of this process agree, else by stage and parameter group."""
+        rates = {n: [float(group["lr"]) for group in o.param_groups] for n, o in self.optimizers.items()}
+        known = {rate for one in rates.values() for rate in one}
+        return known.pop() if len(known) == 1 else rates
 
     @property
     def schedule(self) -> Schedule:
@@ -285,6 +314,14 @@ class Run:
     def stations(self) -> Mapping[int, Station]:
         """What works in this process, by number: its stages, with whatever the method gave them beside."""
         return MappingProxyType(self._engine.stations)
+
+    def named_parameters(self) -> list[tuple[Stage, dict[str, nn.Parameter]]]:
+        """For each stage of this process what it trains, by the names that the whole model has for it."""
+        return [
+            (stage, {names[key]: p for key, p in stage.module.named_parameters() if key in names and p.requires_grad})
+            for stage in self._engine.stages.values()
+            for names in [self._keeping.names[stage.index]]
+        ]
 
     @property
     def events(self) -> list[Event]:
@@ -326,28 +363,15 @@ class Run:
         ranks after the same batch.
         """
         with self._reporting("state"), self._world.calls.waiting():
-            return self._under_way()()[1]
+            return self._keeping.under_way()()[1]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where the run was whose `state` this is; nothing may be under way here."""
-        own = copied(dict(state))
-        self._engine.load(own)
-        self._engine.mail.load(own["mail"])
-        self._compensation.load(own["joining"])
+        self._keeping.go_on(copied(dict(state)))
         self._guard.forget()
         # Whoever goes on first must not send to one who has yet to empty its boxes.
         with self._reporting("restore"):
             self._world.meet()
-
-    def _under_way(self) -> Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]:
-        """Copies of the weights and the state. Training may go on: the result waits for what is still on the wire."""
-        engine = self._engine
-        cut = engine.mail.cut(link.peer for link in self._links)
-        for link in self._links:
-            link.mark()
-        own = {**engine.state(), "joining": self._compensation.state()}
-        model, state = copied((snapshot.model_state(engine.stages.values(), self._names), own))
-        return lambda: (model, {**state, "mail": cut.wait(engine.mail.failure)})
 
     def save(
         self,
@@ -364,7 +388,8 @@ class Run:
 
         - `exact`: store the batches under way as well, so that a run that loads it goes on bit for bit. Otherwise the
           pipeline is emptied first. Either kind can be loaded into any number of stages, any method and plain PyTorch.
-        - `progress`: plain values that a session wants to find again.
+        - `progress`: plain values that a session wants to find again, those of rank 0; and tensors, from all ranks,
+          which must not change any more.
         - `wait`: until it is in place; otherwise it is written while training goes on, unless memory is short.
         - `landed`: called on rank 0 once it is in place.
 
@@ -377,7 +402,7 @@ class Run:
                 self.flush()
             self._guard.settle()
             self._engine.recorder.pause()
-            part, made = self._state(progress or {}) if exact else self._drained_state(progress or {})
+            part, made = self._keeping.exact(progress or {}) if exact else self._keeping.drained(progress or {})
             if self._aside is None:
                 self._aside = self._world.aside()
                 self._aside.heed(self.failure)
@@ -396,144 +421,40 @@ class Run:
             with self._world.calls.waiting():
                 saving.wait()
 
-    def _state(self, progress: Mapping[str, Any]) -> Snapshot:
-        """All that is under way."""
-        found, numbers, lost = self._under_way(), random_state(), self._not_finite()
-        made = partial(_exact_checkpoint, self._facts(progress), self._engine.devices[0])
-        return Snapshot(lambda: (*found(), numbers, lost), partial(self._checked, made))
-
-    def _drained_state(self, progress: Mapping[str, Any]) -> Snapshot:
-        part = self._drained_part()
-        return Snapshot(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
-
-    def _drained_part(self) -> tuple[Any, ...]:
-        own = snapshot.named(self._engine, self._names, self.plan.starts)
-        return snapshot.Named(*copied(tuple(own))), random_state(), self._not_finite()
-
-    def _facts(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        loop = {
-            **progress,
-            "method": repr(self.method),
-            "split": self.plan.split,
-            "joined": self._compensation.count,
-            "under_way": self._engine.under_way,
-            **self._engine.counters(),
-        }
-        return {"loop": loop, "run": self._identity().model_dump()}
-
-    def _not_finite(self) -> NonFinite | None:
-        """The first weight of this rank that is not finite."""
-        for stage in self._engine.stages.values():
-            try:
-                stage.updater.check_weights()
-            except NonFinite as error:
-                return error
-        return None
-
-    def _checked(self, made: Callable[[Sequence[Any]], Checkpoint], parts: Sequence[Any]) -> Checkpoint:
-        """A checkpoint, unless it is of no use."""
-        for *_, lost in parts:
-            if lost is not None and self._options.checks_finite:
-                raise lost
-            if lost is not None:
-                log.warning("a checkpoint is written although %s", lost.found)
-        return made(parts)
-
-    def _identity(self) -> snapshot.Identity:
-        return snapshot.Identity.of(self.method, self.plan, self._engine.mean_loss, self._optimizer)
-
     def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any]:
         """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters.
 
         Batches that were under way go on here if method, cut and optimizer are the same; the random numbers of this
         process then continue as well. Otherwise a run like the one that wrote the checkpoint finishes them first.
 
-        **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
+        **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session: tensors that
+        end in the name of a parameter where that parameter is, others on every rank.
         """
         self.finish_saving()
         with self._reporting("load"):
             self.flush()
-            found = self._loaded(Path(path), optimizer)
+            found = self._keeping.take_over(Path(path), optimizer)
         if isinstance(found, Exception):
             raise found
-        return found
-
-    def _loaded(self, path: Path, optimizer: bool) -> dict[str, Any] | Exception:
-        """What the checkpoint says, or what is wrong with it, on every rank alike."""
-        world, engine = self._world, self._engine
-        names = {name for part in self._names.values() for name in part.values()}
-        ranks = world.gather((names, set(engine.stations), engine.leads))
-        shares: list[Any] | None = None
-        if world.rank == 0:
-            try:
-                with snapshot.tolerating(path):
-                    shares = self._shares(path, ranks, optimizer)
-            except (UnlatchError, OSError) as error:
-                shares = [error] * world.size
-        mine = world.share_out(shares)
-        if isinstance(mine, Exception):
-            return mine
-        content, state, saved = mine
-        problem: UnlatchError | None = None
-        try:
-            with snapshot.tolerating(path):
-                self._take_over(path, content, state, saved, optimizer)
-        except UnlatchError as error:
-            problem = error
-        wrong = [found for found in world.gather(problem) if found is not None]
-        return wrong[0] if wrong else dict(saved.loop.model_dump())
-
-    def _shares(self, path: Path, ranks: list[Any], optimizer: bool) -> list[Any]:
-        """For each rank what it takes over: tensors by name, or what was under way."""
-        content, saved = snapshot.read(path)
-        snapshot.compare_names(path, {name for names, *_ in ranks for name in names}, set(content.model))
-        brief = saved.model_copy(update={"exact": None})
-        if saved.exact is not None:
-            assert saved.run is not None
-            if optimizer:
-                snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
-            state = unpacked(content)
-            if optimizer and saved.run.matches(self._identity()):
-                return [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
-            if optimizer or saved.run.optimizer == self._optimizer:
-                content, brief = self._drained(path, state, saved)
-        return [(snapshot.only_for(content, names, stations), None, brief) for names, stations, _ in ranks]
-
-    def _drained(
-        self, path: Path, state: Mapping[str, Any], saved: snapshot.Saved
-    ) -> tuple[Checkpoint, snapshot.Saved]:
-        """Finish what is under way in a run like the one that it is from."""
-        assert saved.run is not None
-        again = self._rebuild(*saved.run.made(path))
-        again.restore(state)
-        again.flush()
-        loop = {**saved.loop.model_dump(), **again._engine.counters()}
-        content = _drained({"loop": loop}, [again._drained_part()])
-        return content, snapshot.Saved.model_validate(content.state)
-
-    def _take_over(self, path: Path, content: Any, state: Any, saved: snapshot.Saved, optimizer: bool) -> None:
         self._guard.forget()
-        if state is None:
-            args = (content, saved, self._engine, self._names, self.plan.starts, optimizer)
-            snapshot.load_named(path, *args)
-            return
-        self._engine.load(state)
-        self._engine.mail.load(state["mail"])
-        self._compensation.load(state["joining"])
-        if self._world.rank < len(saved.random):
-            restore_random(saved.random[self._world.rank])
+        return found
 
     # ------------------------------------------------------------------- end
 
     def request_stop(self, number: int) -> None:
-        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came."""
+        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came.
+
+        **Arguments:** `number`: 0 if it is the session's own wish.
+        """
         if self._health is not None:
             self._health.ask_to_stop(number)
         self._asked = number
 
     def stop_requested(self) -> int | None:
         """The signal for which some rank was asked to end, if any was; others know it within a second or so."""
-        return self._asked or (self._health.asked_to_stop() if self._health is not None else None)
+        if self._asked is not None or self._health is None:
+            return self._asked
+        return self._health.asked_to_stop()
 
     def failure(self) -> UnlatchError | None:
         """Why this rank cannot go on, if it cannot."""
@@ -628,13 +549,3 @@ def _by_stage(measured: Any) -> int:
 def _first_line(error: BaseException | None) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any]) -> Checkpoint:
-    model = {name: t for own, *_ in parts for name, t in own.items()}
-    state = whole([state for _, state, *_ in parts], leader)
-    return packed(model, state, {**facts, "random": [numbers for *_, numbers, _ in parts]})
-
-
-def _drained(facts: Mapping[str, Any], parts: Sequence[Any]) -> Checkpoint:
-    return snapshot.merged([own for own, *_ in parts], {**facts, "random": [numbers for *_, numbers, _ in parts]})
