@@ -70,6 +70,11 @@ class Bucket:
     def state(self, key: str) -> list[Tensor]:
         return [state[key] for state in self.states]
 
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next update."""
+        return self.rates[0]
+
     def mean_rate(self, fade: float = 1.0) -> float:
         """Of the coming updates, where each one counts `fade` times what the one before it does."""
         parts = [fade**n for n in range(len(self.rates))]

@@ -182,7 +182,7 @@ class Updater:
         """The learning rate of each of the optimizer's groups at each of the next updates."""
         if self.optimizer is None:
             return []
-        factors = [self._lr_factor(self.version + n) for n in range(updates)]
+        factors = [self.lr_factor(n) for n in range(updates)]
         ends = list(self._epoch_ends)
 
         def after(schedule: Any, n: int) -> None:
@@ -194,15 +194,16 @@ class Updater:
         by_group = foreseen_rates(self.optimizer, self.scheduler, updates, after)
         return [[rate * factor for rate, factor in zip(rates, factors, strict=True)] for rates in by_group]
 
-    def _lr_factor(self, update: int) -> float:
-        """What multiplies the user's learning rate at an update."""
+    def lr_factor(self, ahead: int = 0) -> float:
+        """What multiplies the user's learning rate at the next update, or at one so many updates `ahead` of it."""
+        update = self.version + ahead
         factor = self.factor * self.rule.scale_at(self.place, update)
         return factor * (self._lr_scale(update) if self._lr_scale else 1.0)
 
     @contextmanager
     def _scaled_lr(self) -> Iterator[None]:
         """Multiply the learning rate for one step only, so that any scheduler keeps working on the user's numbers."""
-        factor = self._lr_factor(self.version)
+        factor = self.lr_factor()
         if self.optimizer is None or factor == 1.0:
             yield
             return
