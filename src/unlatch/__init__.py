@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors
 
 if TYPE_CHECKING:
-    from . import data, methods, metrics, models, nn, optim, schedule
+    from . import callbacks, data, methods, metrics, models, nn, optim, schedule
     from .io.checkpoints import Checkpoints
     from .train import Epoch, Run, StageStatistics, StepResult, Trainer, parallelize
     from .transport.faults import Faults
@@ -20,7 +20,7 @@ else:
         **dict.fromkeys(("Epoch", "Run", "StageStatistics", "StepResult", "Trainer", "parallelize"), "train"),
         **dict.fromkeys(("Ranks", "launch"), "transport.launch"),
     }
-    _ROOMS = {"data", "methods", "metrics", "models", "nn", "optim", "schedule"}
+    _ROOMS = {"callbacks", "data", "methods", "metrics", "models", "nn", "optim", "schedule"}
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
@@ -47,6 +47,7 @@ __all__ = [
     "StageStatistics",
     "StepResult",
     "Trainer",
+    "callbacks",
     "data",
     "errors",
     "launch",

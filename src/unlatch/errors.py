@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 __all__ = [
+    "CallbackFailed",
     "CheckpointMismatch",
     "ConfigError",
     "DataError",
@@ -111,6 +112,10 @@ class NonFiniteLoss(NonFinite):
 
 class StageFailed(UnlatchError):
     """User code raised inside a stage; the original exception is the cause."""
+
+
+class CallbackFailed(UnlatchError):
+    """A callback raised; the original exception is the cause. The run itself is sound, and saved if it can be."""
 
 
 class PeerLost(UnlatchError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from io import StringIO
 from typing import Any
 
@@ -51,6 +52,19 @@ class Table:
         shown = StringIO()
         Console(file=shown, width=_WIDEST, color_system=None, markup=False, emoji=False, highlight=False).print(table)
         return [line.rstrip() for line in shown.getvalue().splitlines()]
+
+    def html(self) -> str:
+        """As a table for notebooks.
+
+        >>> Table(("stage",), (("a < b",),)).html()
+        '<table><thead><tr><th>stage</th></tr></thead><tbody><tr><td>a &lt; b</td></tr></tbody></table>'
+        """
+        body = "".join(_html_row("td", row) for row in self.rows)
+        return f"<table><thead>{_html_row('th', self.heads)}</thead><tbody>{body}</tbody></table>"
+
+
+def _html_row(kind: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"
 
 
 def number_text(value: Any, form: str = ",.0f") -> str:

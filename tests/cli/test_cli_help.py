@@ -11,6 +11,7 @@ import pytest
 
 from scripts import environment
 from unlatch.cli.commands import COMMANDS
+from unlatch.plan.networks import network_names
 
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "jinja2", "safetensors")
 LOOK = f"""
@@ -49,6 +50,8 @@ def test_the_line_of_a_command_is_the_first_of_its_own_help(unlatch, command):
 @pytest.mark.parametrize(
     ("command", "flag", "choices"),
     [
+        ("plan", "--network", "|".join(network_names())),
+        ("simulate", "--network", "|".join(network_names())),
         ("plan", "--mode", "divisible|atomic|factor"),
         ("plan", "--placement", "row|list|exact"),
         ("plan", "--cost-model", "measured|mac|systolic"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 
 import pytest
@@ -254,3 +256,30 @@ def test_two_processes_write_the_run_that_one_writes(unlatch, conf, cut, tmp_pat
     assert losses[0] == losses[1]
     events = (tmp_path / "two" / "events.jsonl").read_text().splitlines()
     assert len(events) == len((tmp_path / "one" / "events.jsonl").read_text().splitlines())
+
+
+def test_language_models_report_perplexity(unlatch, tmp_path):
+    (tmp_path / "tinyshakespeare.txt").write_text("".join(random.Random(0).choices("to be or not\n", k=3000)))
+    conf = tmp_path / "text.toml"
+    conf.write_text(
+        """
+        [model]
+        name = "gpt"
+        width = 16
+        depth = 2
+        heads = 2
+        [data]
+        name = "shakespeare"
+        batch_size = 64
+        options = {context = 16}
+        [run]
+        loss = "unlatch.models:next_token_loss"
+        """
+    )
+    flags = ("--data-dir", tmp_path, "--stages", 2, "--epochs", 1, "--out", "run", "--json")
+    result = unlatch("train", conf, "--method", "bp", *flags)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["evaluation"]
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-4)
+    assert 0.0 < found["accuracy"] < 1.0
+    assert metrics.read("run")[-1]["eval/perplexity"] == found["perplexity"]

@@ -321,14 +321,15 @@ def test_training_goes_on_while_no_checkpoint_fits(disk, caplog):
     )
     batches = [(torch.randn(8, 40), torch.randint(3, (8,))) for _ in range(24)]
 
-    def fill_up(result: unlatch.StepResult) -> None:
-        if result.step == 12:
-            run.finish_saving()
-            fill(place)
+    class FillUp(unlatch.callbacks.Callback):
+        def on_step(self, trainer: unlatch.Trainer, result: unlatch.StepResult) -> None:
+            if result.step == 12:
+                run.finish_saving()
+                fill(place)
 
     with run, caplog.at_level(logging.WARNING, "unlatch"):
-        trainer = unlatch.Trainer(run, checkpoints=place / "checkpoints", save_every="4 batches")
-        (epoch,) = trainer.fit(batches, on_step=fill_up)
+        trainer = unlatch.Trainer(run, place / "checkpoints", save_every="4 batches", callbacks=[FillUp()])
+        (epoch,) = trainer.fit(batches)
     assert epoch.samples == 24 * 8
     assert "a checkpoint could not be written" in caplog.text
     assert "No space left on device" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import unlatch
-from hf_models import FAMILIES, TOKENS, batch_of, gpt2, hf, model_of, sgd
+from hf_models import FAMILIES, SHAPE, TOKENS, batch_of, gpt2, hf, model_of, sgd
 from unlatch.errors import ConfigError, DataError, PlanError
 from unlatch.nn import chain, state_names
 from unlatch.nn.foreign import foreign
@@ -66,6 +66,15 @@ def test_positions_in_the_batch_are_kept_to(family):
         assert (composed(model, x) - model(**batch).logits).abs().max() > 1e-3
 
 
+def test_positions_that_all_samples_share_are_cut_into_micro_batches():
+    batch = {**batch_of("gpt2"), "position_ids": torch.arange(8)[None] + 3}
+    losses = []
+    for method in ("bp", unlatch.methods.get("gpipe", microbatches=4)):
+        run = unlatch.parallelize(without_dropout(model_of("gpt2")), method, stages=2, optimizer=sgd)
+        losses.append([run.step(batch).loss for _ in range(2)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 def test_token_types_are_kept_to():
     model = model_of("bert").eval()
     batch = {**batch_of("bert", padding="right"), "token_type_ids": torch.randint(2, (4, 8))}
@@ -84,6 +93,14 @@ def test_decoders_classify_the_last_token_that_is_no_padding(family):
     close(output, model(**batch).logits)
     total, count = foreign(model).loss(output, y)
     close(total / count, model(**batch).loss)
+
+
+def test_mixtures_of_experts():
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+    model = hf("MixtralForCausalLM")(hf("MixtralConfig")(**SHAPE, **experts)).eval()
+    batch = batch_of("llama", padding="right")
+    x, _ = foreign(model).taken_apart(batch)
+    close(composed(model, x), model(**batch).logits, 1e-5)
 
 
 def test_what_travels_is_no_more_than_the_batch_has():
@@ -274,8 +291,21 @@ def test_loaders_of_dicts():
     rows = [{name: t[0] for name, t in batch_of("llama", size=1, seed=n).items()} for n in range(8)]
     loader = torch.utils.data.DataLoader(rows, batch_size=4)
     run = unlatch.parallelize(model_of("llama"), stages=2, optimizer=sgd)
-    (epoch,) = unlatch.Trainer(run).fit(loader, 1)
+    (epoch,) = unlatch.Trainer(run).fit(loader, 1, loader)
     assert epoch.samples == 8
+    model = run.module().eval()
+    expected = torch.stack([model(**batch).loss for batch in loader]).mean()
+    assert epoch.evaluation["loss"] == pytest.approx(expected.item(), rel=1e-6)
+    assert epoch.evaluation["perplexity"] == pytest.approx(expected.exp().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["dgl", "auglocal"])
+def test_networks_beside_the_stages_leave_the_models_weights_as_they_are(method):
+    model = model_of("gpt2")
+    before = copy.deepcopy(model.state_dict())
+    batch = batch_of("gpt2", padding="right")
+    unlatch.parallelize(model, method, stages=2, optimizer=sgd, sample=batch, split=["transformer.h.2"])
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
 # ------------------------------------------------------------------ errors
@@ -293,6 +323,33 @@ def test_an_unknown_family_is_told_what_can_be_done():
     assert "AlbertForMaskedLM is of the family 'albert'" in text
     assert "gpt2" in text
     assert "blocks()" in text
+
+
+class Last(torch.nn.Module):
+    """Of a module that answers with names, the hidden states."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        return self.part(x).last_hidden_state
+
+
+def test_an_unknown_family_works_with_blocks_of_its_own():
+    albert = hf("AlbertForMaskedLM")
+
+    class Own(albert):
+        def blocks(self):
+            return [self.albert.embeddings, Last(self.albert.encoder), self.predictions]
+
+    torch.manual_seed(0)
+    config = hf("AlbertConfig")(**{**SHAPE, "embedding_size": 16, "num_hidden_layers": 2})
+    model = Own(config).double()
+    batch = batch_of("bert")
+    expected = model.eval()(**batch).loss.item()
+    run = unlatch.parallelize(model, stages=2, optimizer=sgd)
+    assert run.step(batch).loss == pytest.approx(expected, rel=1e-6)
 
 
 def test_encoder_decoders_and_recurrent_models_are_refused_by_name():
@@ -314,6 +371,13 @@ def test_what_would_be_lost_or_wrong_is_refused():
     assert "losses of its routers" in refused(hf("MixtralForCausalLM")(config))
 
 
+def test_heads_with_several_answers_are_refused():
+    model = hf("BertForQuestionAnswering")(model_of("bert").config)
+    sample = torch.randint(TOKENS, (4, 8)), torch.zeros(4)
+    text = refused(model, loss_fn=torch.nn.functional.mse_loss, sample=sample)
+    assert "the model answers with start_logits, end_logits" in text
+
+
 def test_a_cache_is_never_kept():
     model = model_of("llama", use_cache=True).eval()
     x, _ = foreign(model).taken_apart(batch_of("llama", padding="right"))
@@ -332,10 +396,19 @@ def test_bad_batches_are_named():
     without = {name: t for name, t in good.items() if name != "labels"}
     assert "a batch needs 'labels'" in fails(without)
     assert "does not take 'text' from a batch; it takes input_ids" in fails({**good, "text": good["labels"]})
-    assert "needs one label for every token, got labels (4, 7)" in fails({**good, "labels": good["labels"][:, 1:]})
+    assert "where it does not count, got labels (4, 7)" in fails({**good, "labels": good["labels"][:, 1:]})
     assert "needs 'input_ids' in every batch" in fails({"labels": good["labels"]})
     assert "'input_ids' as list" in fails({**good, "input_ids": good["input_ids"].tolist()})
     assert run.step(good).loss is not None
+
+
+def test_labels_that_no_class_has_are_named():
+    run = unlatch.parallelize(model_of("llama"), stages=2, optimizer=sgd)
+    with pytest.raises(PlanError, match=r"the loss of LlamaForCausalLM fails on labels .*out of bounds"):
+        run.step({**batch_of("llama"), "labels": torch.full((4, 8), 99)})
+    run = unlatch.parallelize(model_of("bert-classifier"), stages=2, optimizer=sgd)
+    with pytest.raises(DataError, match=r"needs 1 label\(s\) for every sample, got labels \(4, 2\)"):
+        run.step({**batch_of("bert-classifier"), "labels": torch.zeros(4, 2, dtype=torch.long)})
 
 
 def test_another_loss_than_its_kind_has_is_not_guessed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class Kills(nn.Module):
 
 
 def session(
-    method: str, folder: str | None, kills: Sequence[int] = (), on_step: Callable[[Any], None] | None = None
+    method: str, folder: str | None, kills: Sequence[int] = (), callbacks: Sequence[unlatch.callbacks.Callback] = ()
 ) -> Outcome:
     """Train a fixed number of epochs, from the last checkpoint on if there is one.
 
@@ -85,8 +85,10 @@ def session(
         stall_limit=NEVER,
     )
     with run:
-        trainer = unlatch.Trainer(run, checkpoints=folder, save_every="3 batches" if folder else None)
+        trainer = unlatch.Trainer(
+            run, checkpoints=folder, save_every="3 batches" if folder else None, callbacks=callbacks
+        )
         if folder:
             trainer.resume("latest")
-        trainer.fit(vectors(10) if 0 in run.stations else None, until=3, on_step=on_step)
+        trainer.fit(vectors(10) if 0 in run.stations else None, until=3)
         return {"steps": [], "state": copied_state(run.module())}

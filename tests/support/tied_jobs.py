@@ -11,11 +11,13 @@ import torch
 from torch.nn.functional import mse_loss
 
 import unlatch
+from small_nets import on_plain_nets
 from tied_nets import WIDTH, SmallUNet, TiedLM, padded, token_sum
 from unlatch.methods import get
+from unlatch.methods.auxnet.border import BorderMethod
 
-#: Every method that sends gradients from stage to stage.
-METHODS = [name for name in unlatch.methods.names() if get(name).gradient != "local"]
+#: Every method that takes more than one tensor between stages: all but those that predict what is there.
+METHODS = [name for name in unlatch.methods.names() if not isinstance(get(name), BorderMethod)]
 SAVED_AT = 4
 
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
@@ -33,7 +35,7 @@ def begun(method: str, net: str, distributed: bool | None) -> unlatch.Run:
     try:
         return unlatch.parallelize(
             TiedLM() if net == "tied" else SmallUNet(),
-            method,
+            on_plain_nets(method, 3),
             stages=3,
             loss_fn=token_sum if net == "tied" else mse_loss,
             optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),

@@ -32,14 +32,15 @@ class _Head(nn.Module):
 
 
 class TiedLM(nn.Module):
-    """Embedding, layers, and a head whose matrix is the embedding; `blocks` of them are in the chain."""
+    """Embedding, layers, and a head whose matrix is the embedding, unless it is not `tied`."""
 
-    def __init__(self, layers: int = 2) -> None:
+    def __init__(self, layers: int = 2, *, tied: bool = True) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.layers = nn.ModuleList(_Layer() for _ in range(layers))
         self.head = _Head()
-        self.head.linear.weight = self.embed.weight
+        if tied:
+            self.head.linear.weight = self.embed.weight
 
     def blocks(self) -> list[nn.Module]:
         return [self.embed, *self.layers, self.head]
@@ -49,6 +50,70 @@ class TiedLM(nn.Module):
         for block in self.blocks():
             x = block(x)
         return x
+
+
+class _Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Linear(WIDTH, WORDS, bias=False)
+        self.back = nn.Linear(WORDS, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.back(self.words(x)))
+
+
+class TiedThrice(TiedLM):
+    """The same with one layer, which uses the embedding as well."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        lookup = _Lookup()
+        lookup.words.weight = self.embed.weight
+        self.layers.append(lookup)
+
+
+class Padded(nn.Module):
+    """Tokens and a mask, which travels up to a last layer that takes the mean over what it marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer, self.head = _Embedded(), _Beside(_Layer()), _Pooled()
+
+    def blocks(self) -> list[nn.Module]:
+        return [self.embed, self.layer, self.head]
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        out: Tensor = self.head(self.layer(self.embed(batch)))
+        return out
+
+
+class _Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"mask": batch["mask"], "hidden": self.words(batch["tokens"])}
+
+
+class _Beside(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**state, "hidden": self.layer(state["hidden"])}
+
+
+class _Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, state: dict[str, Tensor]) -> Tensor:
+        mask = state["mask"][..., None]
+        out: Tensor = self.linear((state["hidden"] * mask).sum(1) / mask.sum(1))
+        return out
 
 
 class _Up(nn.Module):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ..errors import ConfigError, DataError, PlanError, StageFailed, UnlatchError
+from ..errors import CallbackFailed, ConfigError, DataError, PlanError, StageFailed, UnlatchError
 
 if TYPE_CHECKING:
     from ..advise.advice import Cure
@@ -57,7 +57,7 @@ def exit_code(error: BaseException) -> int:
     >>> exit_code(ConfigError("no such method")), exit_code(UnlatchError("rank 1 is gone"))
     (2, 1)
     """
-    cause = error.__cause__ if isinstance(error, Reported) else error
+    cause = error.__cause__ if isinstance(error, Reported | CallbackFailed) else error
     return 2 if isinstance(cause, _BAD_SETTINGS) else 1
 
 

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["ArraySide", "BatchSize", "CostModel", "CostSource", "CostsFile"]
+__all__ = ["ArraySide", "BatchSize", "CostModel", "CostSource", "CostsFile", "NetworkName"]
 
 CostsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Layers as JSON: name, F, D, G, ... each.")]
+NetworkName = Literal["alexnet", "vgg16", "vgg19", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 CostModel = Annotated[
     Literal["measured", "mac", "systolic"] | None,
     typer.Option(help="For settings measured or mac, for a published network mac or systolic."),

@@ -58,6 +58,7 @@ epochs = 2
 # precision = "fp32"       # or bf16
 # loss = "cross_entropy"   # of torch.nn.functional, or your own: "package.module:function"
 # clip_grad_norm = 1.0
+# clip_norm_of = "stage"    # or model, under methods that update all stages together
 # nonfinite = "stop"       # or skip, ignore: what to do about NaN and infinity
 # split = "auto"           # or names of the blocks that start the second and later stages: ["body.4"]
 # plan = "plan.json"       # where `unlatch plan` places single tasks; with method layerpipe

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from .console import emit_json, people
-from .cost_flags import ArraySide, BatchSize, CostModel, CostsFile, CostSource
+from .cost_flags import ArraySide, BatchSize, CostModel, CostsFile, CostSource, NetworkName
 
 __all__ = ["command"]
 
@@ -18,7 +18,7 @@ __all__ = ["command"]
 def command(
     conf: Annotated[Path | None, typer.Argument(metavar="CONF.toml", help="Settings: plan this model.")] = None,
     costs: CostsFile = None,
-    network: Annotated[str | None, typer.Option(help="A published network: alexnet, vgg16, resnet50, ...")] = None,
+    network: Annotated[NetworkName | None, typer.Option(help="A published network.")] = None,
     cost_model: CostModel = None,
     batch: BatchSize = None,
     array: ArraySide = None,

@@ -184,6 +184,7 @@ def _parallelize(config: Config, model: nn.Module, method: Method, **changes: An
         "split": _split(config.run.split),
         "precision": config.run.precision,
         "clip_grad_norm": config.run.clip_grad_norm,
+        "clip_norm_of": config.run.clip_norm_of,
         "metrics": models.metrics_for(config.model.name),
         "seed": config.run.seed,
         "nonfinite": config.run.nonfinite,

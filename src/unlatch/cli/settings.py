@@ -27,6 +27,7 @@ def read_settings(
     method: str | None = None,
     data_dir: str | None = None,
     plan: str | Path | None = None,
+    judge_method: bool = True,
     **run: Any,
 ) -> tuple[Config, list[str]]:
     """Read a file and apply flags. What the file names as `package.module:function` is looked for beside it too.
@@ -37,6 +38,7 @@ def read_settings(
     - `method`: another method than the file's; options that are not its own are dropped, with a note.
     - `data_dir`: where the data are.
     - `plan`: a file that `unlatch plan` wrote; says which method, and how many stages that begin where.
+    - `judge_method`: whether the method and its options must be right; not if others are to take its place.
     - `run`: keys of the section `[run]`; `None` leaves them as they are.
 
     **Returns:** the settings, and what to tell the user about them.
@@ -58,7 +60,8 @@ def read_settings(
     chosen, table, notes = method or named, values.get("method", {}), list[str]()
     if chosen is not None and isinstance(table, dict):
         values["method"], notes = _of_method(table, chosen, options_by_hand(overrides))
-    return from_mapping(values, "settings" if path is None else str(path), _JUDGES), notes
+    judges = {section: judge for section, judge in _JUDGES.items() if judge_method or section != "method"}
+    return from_mapping(values, "settings" if path is None else str(path), judges), notes
 
 
 def options_by_hand(overrides: Sequence[str]) -> frozenset[str]:

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import ConfigError
 from .console import emit_json, people
-from .cost_flags import ArraySide, BatchSize, CostModel, CostsFile, CostSource
+from .cost_flags import ArraySide, BatchSize, CostModel, CostsFile, CostSource, NetworkName
 
 if TYPE_CHECKING:
     from ..advise.prediction import MethodRun
@@ -25,7 +25,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def command(
     conf: Annotated[Path | None, typer.Argument(metavar="CONF.toml", help="Settings: simulate this model.")] = None,
     costs: CostsFile = None,
-    network: Annotated[str | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
+    network: Annotated[NetworkName | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
     cost_model: CostModel = None,
     batch: BatchSize = None,
     array: ArraySide = None,

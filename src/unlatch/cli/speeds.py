@@ -120,6 +120,7 @@ def _settings(request: Request) -> Config:
         request.conf,
         request.overrides,
         data_dir=request.data_dir,
+        judge_method=False,
         stages=request.stages,
         processes=request.processes,
     )

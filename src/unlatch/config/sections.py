@@ -139,6 +139,7 @@ class RunSettings(_Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     loss: str = "cross_entropy"
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    clip_norm_of: Literal["stage", "model"] = "stage"
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"  # what to do about NaN and infinity
     split: Literal["auto"] | tuple[str, ...] = "auto"
     plan: str | None = None  # a file that `unlatch plan` wrote, where it places tasks (method layerpipe)

@@ -1,13 +1,14 @@
 """What training by stages needs from a network.
 
 `chain` makes blocks of a model (read it first) and `chain_check` checks them, `tree` handles what passes between them,
-`carry` what passes by some of them.
+`carry` what passes by some of them. `foreign` and the files `huggingface` know models that were written elsewhere.
 `randomness` and `statistics` make passes replay, `split_backward` divides a backward. `coupling`, `reversible` and
 `inversion` are reversible blocks; `auxiliary`, `heads`, `rescaled` networks beside the stages. Exports are public.
 """
 
 from __future__ import annotations
 
+from .apply import Apply
 from .carry import Add, Recall, Remember
 from .chain import Block, Model, StageChain, aliases, as_module, chain, cut, stage_of_blocks, stage_starts, state_names
 from .chain_check import Tie, check_chain, ties
@@ -36,6 +37,7 @@ from .tree import Structure, Tree, batch_size, flatten, map_tensors, split_batch
 
 __all__ = [
     "Add",
+    "Apply",
     "Block",
     "Coupling",
     "Merge",

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..errors import PlanError
 from .tree import Tree
 
-__all__ = ["Add", "Carrier", "Recall", "Remember", "carrying", "copied_at_the_end"]
+__all__ = ["Add", "Carrier", "Recall", "Remember", "carrying", "leaving_weights"]
 
 
 class Remember(nn.Module):
@@ -114,6 +114,17 @@ class Carrier(nn.Module):
         """Names of the weights that go out from here."""
         return tuple(self._shows)
 
+    def weight(self, name: str) -> nn.Parameter:
+        """A weight of this block that later ones use."""
+        owner, attribute = self._shows[name]
+        found: nn.Parameter = getattr(self.block.get_submodule(owner), attribute)
+        return found
+
+    @property
+    def borrowers(self) -> list[nn.Module]:
+        """Modules of this block that use a weight of an earlier one."""
+        return [self.block.get_submodule(owner) for places in self._borrows.values() for owner, _ in places]
+
     @property
     def passes_by(self) -> bool:
         """Whether the block has nothing to do with what is carried."""
@@ -125,8 +136,7 @@ class Carrier(nn.Module):
         carried |= dict.fromkeys(self._begins, x)
         with self._lent(carried):
             x = self.block(x, carried[self.block.recalls]) if isinstance(self.block, Recall) else self.block(x)
-        for name, (owner, attribute) in self._shows.items():
-            carried[name] = getattr(self.block.get_submodule(owner), attribute)
+        carried |= {name: self.weight(name) for name in self._shows}
         return {"x": x, "carried": {name: carried[name] for name in self.leaving}} if self.leaving else x
 
     @contextmanager
@@ -178,13 +188,13 @@ def carrying(blocks: Sequence[tuple[str, nn.Module]]) -> list[nn.Module]:
     return found
 
 
-def copied_at_the_end(modules: Sequence[nn.Module]) -> tuple[str, ...]:
-    """Names of the weights of a run of blocks that leave it; the next update must not change what was sent."""
+def leaving_weights(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
+    """Weights of a run of blocks that later ones use: what leaves it must not be changed by the next update."""
     last = modules[-1] if modules else None
     if not isinstance(last, Carrier):
-        return ()
-    own = {name for module in modules if isinstance(module, Carrier) for name in module.shown}
-    return tuple(name for name in last.leaving if name in own)
+        return {}
+    own = {name: module.weight(name) for module in modules if isinstance(module, Carrier) for name in module.shown}
+    return {name: own[name] for name in last.leaving if name in own}
 
 
 def _skips(blocks: Sequence[tuple[str, nn.Module]]) -> tuple[dict[str, int], dict[str, int]]:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
-from .carry import Recall, Remember, carrying, copied_at_the_end
+from .carry import Recall, Remember, carrying, leaving_weights
 from .foreign import foreign
+from .offer import how_to_cut
 from .tree import Tree, flatten, map_tensors, unflatten
 
 __all__ = [
@@ -80,10 +81,7 @@ def chain(model: Model) -> list[Block]:
     elif (from_elsewhere := foreign(model)) is not None:
         blocks = [Block(name, part) for name, part in from_elsewhere.blocks()]
     elif isinstance(model, nn.Module):
-        raise PlanError(
-            f"{type(model).__name__} does not say where it can be cut: give it a method blocks() that lists modules "
-            "whose composition is the model, or pass an nn.Sequential or a list of modules"
-        )
+        raise PlanError(f"{type(model).__name__} does not say where it can be cut: {how_to_cut(model)}")
     else:
         as_module(model)
         blocks = [Block(str(index), part) for index, part in enumerate(model)]
@@ -257,7 +255,8 @@ class StageChain(nn.Module):
         self.names = [block.name for block in blocks]
         self.blocks = nn.ModuleList(block.module for block in blocks)
         self.original = state_names(self, model) if model is not None else {}
-        self._copied = copied_at_the_end([block.module for block in blocks])
+        #: Weights of this stage that go up with the state, by the name that they are carried under.
+        self.leaving_weights = leaving_weights([block.module for block in blocks])
         self._writes_input: dict[bool, bool] = {}
 
     def forward(self, x: Tree) -> Tree:
@@ -276,8 +275,8 @@ class StageChain(nn.Module):
                 x = block(x)
             except PlanError as error:
                 raise PlanError(f"block '{name}': {error}") from error
-        if self._copied:
-            copies = {name: x["carried"][name].clone() for name in self._copied}
+        if self.leaving_weights:
+            copies = {name: x["carried"][name].clone() for name in self.leaving_weights}
             x = {"x": x["x"], "carried": {**x["carried"], **copies}}
         return x
 

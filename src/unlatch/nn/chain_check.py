@@ -23,7 +23,7 @@ from .randomness import replayable
 from .statistics import frozen_statistics
 from .tree import Tree, batch_size, flatten, map_tensors, unflatten
 
-__all__ = ["Tie", "check_chain", "check_own_loss", "ties"]
+__all__ = ["Tie", "check_chain", "check_own_loss", "one_argument", "ties"]
 
 _ROWS = 2
 
@@ -75,9 +75,13 @@ def check_own_loss(root: nn.Module, x: Tree, y: Tree) -> None:
     if from_elsewhere is None or from_elsewhere.loss is None:
         return
     x, y = _rows(x, 0), _rows(y, 0)
-    with _untouched([root]), torch.no_grad():
-        total, count = from_elsewhere.loss(from_elsewhere.output(x), y)
-        expected = from_elsewhere.own_loss(x, y)
+    try:
+        with _untouched([root]), torch.no_grad():
+            total, count = from_elsewhere.loss(from_elsewhere.output(x), y)
+            expected = from_elsewhere.own_loss(x, y)
+    except Exception as error:
+        shown = f"{tuple(y.shape)} {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+        raise PlanError(f"the loss of {type(root).__name__} fails on labels {shown}: {error}") from error
     # The model may compute in single precision whatever it is given.
     if expected is not None and count and not _close(expected.float(), (total / count).float()):
         raise PlanError(
@@ -234,13 +238,28 @@ def _same(one: Tree, other: Tree) -> bool:
     return all(a.shape == b.shape and _close(a, b) for a, b in zip(tensors, others, strict=True))
 
 
+def one_argument(x: Tree) -> str:
+    """What to say of a block that fails on `x`, if it is given more than a tensor.
+
+    >>> one_argument(torch.zeros(1))
+    ''
+    """
+    if isinstance(x, Tensor):
+        return ""
+    return (
+        f". A block takes all that the block before it returns, here a {type(x).__name__}, as its one argument: put a "
+        "module between them, or around it, that takes it apart"
+    )
+
+
 def _run(module: Callable[[Tree], Tree], name: str, x: Tree) -> Tree:
     try:
         y = module(x)
     except Exception as error:
         tensors, structure = flatten(x)
         given = [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors]
-        raise PlanError(f"{name} fails on its input {structure} of {', '.join(given)}: {error}") from error
+        hint = one_argument(x)
+        raise PlanError(f"{name} fails on its input {structure} of {', '.join(given)}: {error}{hint}") from error
     try:
         flatten(y)
     except ShapeMismatch as error:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from ..metrics import Metric
 from .huggingface import HuggingFace
 from .tree import Tree
 
@@ -28,6 +29,10 @@ class Foreign(Protocol):
     @property
     def loss(self) -> Any:
         """The model's own loss, from output and target to `(sum, count)`; `None` if it has none."""
+
+    @property
+    def metrics(self) -> Sequence[Metric] | None:
+        """What can be measured of outputs and targets beside that loss; `None` where nothing special fits."""
 
     def output(self, x: Tree) -> Tree:
         """What the model itself makes of that input: the blocks must make the same of it."""

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import DataError, PlanError
+from ..metrics import Metric, accuracy, perplexity
 from .huggingface_blocks import TRAVELS, Asked, Entrance, Exit, Layer, Layout, Parts, Role, answer_of, has_parameters
-from .huggingface_losses import by_token, causal, classes, loss_of
+from .huggingface_losses import by_token, causal, classes, loss_of, numbers_per_sample
 from .tree import Tree, batch_size
 
 __all__ = ["HuggingFace"]
@@ -37,12 +38,12 @@ _LAYOUTS = {
     "electra": Layout("encoder.layer", ("embeddings", "embeddings_project")),
     "gpt2": Layout("h", ("wte", "wpe", "drop")),
     "gpt_bigcode": Layout("h", ("wte", "wpe", "drop")),
-    "gpt_neo": Layout("h", ("wte", "wpe", "drop")),
-    "gptj": Layout("h", ("wte", "drop")),
     "roberta": Layout("encoder.layer", ("embeddings",)),
     "vit": Layout("layers", ("embeddings",)),
     "xlm-roberta": Layout("encoder.layer", ("embeddings",)),
 }
+# Most decoders look like this; whether one computes what it seems to, the first batch shows.
+_USUAL = Layout("layers", ("embed_tokens",))
 
 
 class HuggingFace:
@@ -83,12 +84,12 @@ class HuggingFace:
         for position, name in enumerate(names):
             if position and isinstance(getattr(self.body, name, None), nn.ModuleList):
                 return Layout(name, tuple(names[:position]), tuple(names[position + 1 :]))
-        layout = _LAYOUTS.get(self.model.config.model_type)
-        if layout is None or not _reaches(self.body, layout.layers):
+        layout = _LAYOUTS.get(self.model.config.model_type, _USUAL)
+        if not _reaches(self.body, layout):
             raise PlanError(
                 f"{type(self.model).__name__} is of the family '{self.model.config.model_type}', whose layers are not "
                 "known here and which has no pipeline plan (base_model_pp_plan) that says where they are. Known are "
-                f"decoders with such a plan (Llama, Qwen, SmolLM, Mistral, Gemma, Phi, ...) and {', '.join(_LAYOUTS)}. "
+                f"decoders with such a plan or of that form (Llama, Qwen, Gemma, ...) and {', '.join(_LAYOUTS)}. "
                 "Others work with a method blocks() in a subclass: it lists modules whose composition is the model"
             )
         return layout
@@ -116,14 +117,14 @@ class HuggingFace:
             raise PlanError(
                 f"{name} has gradient checkpointing on, which would compute its layers again at whatever weights there "
                 "are by then: switch it off (activation_checkpointing_disable(), gradient_checkpointing_disable() in "
-                "older versions) and choose a method that recomputes, such as 'dtr'"
+                "older versions) and choose a method that recomputes"
             )
         if getattr(config, "add_cross_attention", False):
             raise PlanError(f"{name} has cross-attention, so it is no chain of layers: set add_cross_attention=False")
 
     def _options(self) -> dict[str, Any]:
         """What is said in every call: training needs no cache, and variants answer with names."""
-        cached = "use_cache" in inspect.signature(self.body.forward).parameters
+        cached = "use_cache" in inspect.signature(type(self.body).forward).parameters
         return {"return_dict": True} | ({"use_cache": False} if cached else {})
 
     def _keeps(self) -> tuple[str, ...]:
@@ -179,18 +180,17 @@ class HuggingFace:
             )
 
     def _check_labels(self, main: Tensor, labels: Any) -> None:
-        kind = self._loss
-        if kind is None or not isinstance(labels, Tensor):
+        if self._loss is None or not isinstance(labels, Tensor):
             return
-        if kind in (causal, by_token) and labels.shape != main.shape[:2]:
+        shape = tuple(labels.shape)
+        if self._loss is classes:
+            each = numbers_per_sample(labels, self.model.config)
+            wrong, wanted = labels.numel() != each * len(main), f"{each} label(s) for every sample"
+        else:
+            wrong, wanted = shape != tuple(main.shape[:2]), "one label for every token, -100 where it does not count"
+        if wrong:
             raise DataError(
-                f"{type(self.model).__name__} needs one label for every token, got labels {tuple(labels.shape)} for "
-                f"{self._main} {tuple(main.shape)}; those that do not count are -100"
-            )
-        if kind is classes and labels.shape[:1] != main.shape[:1]:
-            raise DataError(
-                f"{type(self.model).__name__} needs labels for every sample, got {tuple(labels.shape)} for "
-                f"{self._main} {tuple(main.shape)}"
+                f"{type(self.model).__name__} needs {wanted}, got labels {shape} for {self._main} {tuple(main.shape)}"
             )
 
     # ------------------------------------------------------- what it computes
@@ -206,6 +206,13 @@ class HuggingFace:
             return kind(output, labels, config)
 
         return own
+
+    @property
+    def metrics(self) -> tuple[Metric, ...] | None:
+        """How well tokens are guessed, where they are."""
+        if self._loss is causal:
+            return accuracy(shift=1), perplexity(shift=1)
+        return (accuracy(axis=-1), perplexity(axis=-1)) if self._loss is by_token else None
 
     def output(self, x: Tree) -> Tensor:
         """The model's own answer."""
@@ -226,9 +233,9 @@ def _is_shared(value: Any, rows: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == 1 and rows != 1
 
 
-def _reaches(module: nn.Module, path: str) -> bool:
+def _reaches(body: nn.Module, layout: Layout) -> bool:
     try:
-        return isinstance(module.get_submodule(path), nn.ModuleList)
+        return isinstance(body.get_submodule(layout.layers), nn.ModuleList) and hasattr(body, layout.before[0])
     except AttributeError:
         return False
 

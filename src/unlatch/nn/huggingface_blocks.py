@@ -14,6 +14,7 @@ makes the rest of them, once per micro-batch.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors import PlanError
 from .tree import Tree
 
 __all__ = ["TRAVELS", "Asked", "Entrance", "Exit", "Layer", "Layout", "Parts", "Role", "answer_of", "has_parameters"]
@@ -151,7 +153,7 @@ class Parts:
 
 
 class StandIn(nn.Module):
-    """In the place of a module that is elsewhere: another answer, the same attributes."""
+    """In the place of a module that is elsewhere: another answer, the same attributes, but nothing that acts on it."""
 
     def __init__(self, original: nn.Module, answer: Callable[..., Any]) -> None:
         super().__init__()
@@ -162,7 +164,10 @@ class StandIn(nn.Module):
         return self.__dict__["_answer"](*args, **named)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_original"], name)
+        found = getattr(self.__dict__["_original"], name)
+        if inspect.ismethod(found):
+            raise AttributeError(f"{name} of a module that is elsewhere")
+        return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StandIn:
         return self
@@ -176,9 +181,12 @@ class _First:
 
     @contextmanager
     def noting(self) -> Iterator[list[Tensor]]:
-        self._found = []
-        yield self._found
-        self._found = []
+        found: list[Tensor] = []
+        self._found = found
+        try:
+            yield found
+        finally:
+            self._found = []
 
     def note(self, *args: Any, **named: Any) -> Tensor:
         hidden, _, _ = _handed(args, named)
@@ -232,24 +240,17 @@ class Asked:
         self._model = parts.variant([StandIn(layer, self._note) for layer in parts.layers], Role.AROUND, self._nothing)
         # Hidden states begin with the type of the embeddings, which masks and rotations then have in all layers.
         self._like = next(parts.body.parameters())
-        self._key: Callable[[Tensor, Mapping[str, Tensor]], bool] = lambda *_: False
+        self._fits: Callable[[Tensor, Mapping[str, Tensor]], bool] = _never
 
     def given(self, hidden: Tensor, beside: Mapping[str, Tensor]) -> list[Handed]:
         """For each layer, further positional and named arguments."""
-        if not self._key(hidden, beside):
-            self._notes = self._answers(hidden, beside)
-            self._key = _same_as(hidden, beside)
-        return self._notes
-
-    def _answers(self, hidden: Tensor, beside: Mapping[str, Tensor]) -> list[Handed]:
-        self._notes = []
-        self._empty = empty = _nothing_like(hidden, self._like)
-        real = {name: torch.ones_like(t, device=empty.device) if t.is_meta else t for name, t in beside.items()}
-        travels = {name: t for name, t in real.items() if name in TRAVELS}
-        with torch.inference_mode(False), torch.no_grad():
-            self._model(**{self._main: empty}, **travels, **self._options)
-        if hidden.is_meta:
-            return [_moved(one, hidden.device) for one in self._notes]
+        if not self._fits(hidden, beside):
+            self._fits, self._notes, self._empty = _never, [], _nothing_like(hidden, self._like)
+            travels = {name: t for name, t in beside.items() if name in TRAVELS}
+            # Training may use again what evaluation asked for.
+            with torch.inference_mode(False), torch.no_grad():
+                self._model(**{self._main: self._empty}, **travels, **self._options)
+            self._fits = _same_as(hidden, beside)
         return self._notes
 
     def _nothing(self, *_: Any, **__: Any) -> Tensor:
@@ -262,6 +263,10 @@ class Asked:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Asked:
         return self
+
+
+def _never(hidden: Tensor, beside: Mapping[str, Tensor]) -> bool:
+    return False
 
 
 def _same_as(hidden: Tensor, beside: Mapping[str, Tensor]) -> Callable[[Tensor, Mapping[str, Tensor]], bool]:
@@ -287,14 +292,6 @@ def _handed(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, tuple
     if args:
         return args[0], args[1:], named
     return named[HIDDEN], (), {name: value for name, value in named.items() if name != HIDDEN}
-
-
-def _moved(handed: Any, device: torch.device) -> Any:
-    if isinstance(handed, Tensor):
-        return handed.to(device)
-    if isinstance(handed, tuple | list):
-        return type(handed)(_moved(one, device) for one in handed)
-    return {name: _moved(one, device) for name, one in handed.items()} if isinstance(handed, dict) else handed
 
 
 def _variant(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
@@ -329,9 +326,11 @@ def _itself(first: Any = None, *_: Any, **named: Any) -> Any:
 
 def answer_of(found: Any) -> Tensor:
     """What a model's output holds: scores, or hidden states where it has no head."""
-    found = found.logits if "logits" in found else found.last_hidden_state
-    assert isinstance(found, Tensor)
-    return found
+    for name in ("logits", "last_hidden_state"):
+        answer = found.get(name)
+        if isinstance(answer, Tensor):
+            return answer
+    raise PlanError(f"the model answers with {', '.join(found)}: a chain of blocks ends in one tensor, its logits")
 
 
 def has_parameters(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["OwnLoss", "by_token", "causal", "classes", "loss_of"]
+__all__ = ["OwnLoss", "by_token", "causal", "classes", "loss_of", "numbers_per_sample"]
 
 #: Of scores, labels and the model's configuration.
 OwnLoss: TypeAlias = Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
@@ -36,14 +36,26 @@ def by_token(scores: Tensor, labels: Tensor, config: Any) -> tuple[Tensor, Tenso
 
 def classes(scores: Tensor, labels: Tensor, config: Any) -> tuple[Tensor, Tensor]:
     """Classes or numbers for a whole sample, by `config.problem_type` or else by what the labels are."""
-    kind = config.problem_type
-    if kind == "regression" or (kind is None and config.num_labels == 1):
-        wanted = labels.reshape(scores.shape).to(scores.dtype)
-        return F.mse_loss(scores, wanted, reduction="sum"), torch.tensor(labels.numel())
-    if kind == "multi_label_classification" or (kind is None and labels.is_floating_point()):
-        total = F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="sum")
-        return total, torch.tensor(labels.numel())
-    return _cross_entropy(scores, labels)
+    kind = _problem(labels, config)
+    if kind == "single_label_classification":
+        return _cross_entropy(scores, labels)
+    distance = F.mse_loss if kind == "regression" else F.binary_cross_entropy_with_logits
+    return distance(scores, labels.reshape(scores.shape).to(scores.dtype), reduction="sum"), torch.tensor(
+        labels.numel()
+    )
+
+
+def numbers_per_sample(labels: Tensor, config: Any) -> int:
+    """How many labels a sample has."""
+    return 1 if _problem(labels, config) == "single_label_classification" else int(config.num_labels)
+
+
+def _problem(labels: Tensor, config: Any) -> str:
+    if config.problem_type is not None:
+        return str(config.problem_type)
+    if config.num_labels == 1:
+        return "regression"
+    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
 
 # By the end of the class's name, as the library itself chooses its losses.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from ..errors import PlanError
+from ..io.space import bytes_text
 from ..nn.chain import Block, cut, stage_starts
 from ..nn.chain_check import Tie, ties
+from ..nn.offer import unfolding
 from ..table import Table
 from .layer_costs import Number
 from .layer_groups import Span
@@ -140,10 +143,21 @@ class Plan:
         return self
 
     def __str__(self) -> str:
-        lines = self._task_lines() if self.tasks else self._stage_lines()
+        lines = self._task_lines() if self.tasks else self.table().lines()
         return "\n".join([*lines, f"balance {self.balance:.0%}" + (f"; {self.note}" if self.note else "")])
 
-    def _stage_lines(self) -> list[str]:
+    def _repr_html_(self) -> str:
+        """For notebooks: blocks, parameters and time of each stage, and what crosses each cut."""
+        if self.tasks:
+            return f"<pre>{escape(str(self))}</pre>"
+        found = self.table()
+        sent = [*map(bytes_text, self.border_bytes), "-"] if self.border_bytes else ["not measured"] * len(found.rows)
+        rows = [(*row, crossing) for row, crossing in zip(found.rows, sent, strict=True)]
+        below = "".join(f"<div>{escape(line)}</div>" for line in (f"balance {self.balance:.0%}", self.note) if line)
+        return Table((*found.heads, "sent up"), rows).html() + below
+
+    def table(self) -> Table:
+        """One row per stage: its number, blocks, parameters, and time or cost."""
         unit, scale = ("ms/micro-batch", 1e3) if self.measured else ("relative cost", 1 / float(sum(self.loads) or 1))
         rows = []
         # Replicas of a stage stand side by side, and each has the same load.
@@ -151,7 +165,7 @@ class Plan:
         for stage, (names, first) in enumerate(zip(self.stages, firsts, strict=False)):
             span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
             rows.append((str(stage), span, self._parameters(stage), f"{self.loads[first] * scale:.3g}"))
-        return Table(("stage", "blocks", "parameters", unit), rows, left=(1,)).lines()
+        return Table(("stage", "blocks", "parameters", unit), rows, left=(1,))
 
     def _task_lines(self) -> list[str]:
         unit, scale = ("ms", 1e3) if self.measured else ("relative", 1 / float(sum(self.loads) or 1))
@@ -201,7 +215,7 @@ def make_plan(
     if stages < 1 or stages > len(blocks):
         raise PlanError(
             f"{len(blocks)} blocks can be cut into 1 to {len(blocks)} stages, not {stages}: ask for fewer stages or "
-            f"list smaller blocks. The blocks are: {', '.join(block.name for block in blocks)}"
+            f"list smaller blocks. The blocks are: {', '.join(block.name for block in blocks)}.{unfolding(blocks)}"
         )
     if costs is not None and len(costs) != len(blocks):
         raise PlanError(f"there are {len(blocks)} blocks but costs of {len(costs)}")

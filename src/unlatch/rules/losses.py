@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ..errors import ShapeMismatch
+from ..errors import ConfigError
 
 __all__ = ["LossFunction", "measured", "taken_apart"]
 
@@ -25,14 +25,14 @@ def taken_apart(found: Any) -> tuple[Tensor, float | None]:
     if isinstance(found, Tensor):
         return found, None
     if not isinstance(found, tuple | list) or len(found) != 2 or not isinstance(found[0], Tensor):
-        raise ShapeMismatch(
+        raise ConfigError(
             f"a loss function returns a tensor, the mean over samples, or a pair (sum, count), got {_shown(found)}"
         )
     total, counted = found
     if isinstance(counted, Tensor) and counted.numel() == 1:
         counted = counted.item()
     if isinstance(counted, bool) or not isinstance(counted, int | float) or not counted >= 0:
-        raise ShapeMismatch(
+        raise ConfigError(
             f"a loss function that returns (sum, count) must count with one number, 0 or more, got {_shown(found[1])}"
         )
     return total, float(counted)

@@ -70,8 +70,8 @@ class Intake:
             if self._own_loss:
                 check_own_loss(as_module(self._model), x, y)
         except PlanError as error:
-            # What fails by itself fails in training too, and says there which stage and batch it was.
-            if error.__cause__ is None:
+            # What a user's module raises it raises in training too, which then says for which stage and batch.
+            if error.__cause__ is None or self._foreign is not None:
                 raise
 
 

@@ -13,7 +13,7 @@ from ..methods import get as get_method
 from ..metrics import Metric, checked
 from ..nn.chain import Block, Model, as_module, chain, cut
 from ..nn.chain_check import check_chain, check_own_loss
-from ..nn.foreign import foreign
+from ..nn.foreign import Foreign, foreign
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan
 from ..rules.losses import LossFunction
@@ -84,7 +84,8 @@ def parallelize(
     - `clip_norm_of`: `"stage"` limits each stage by itself; `"model"` all together, as torch does, which only methods
       can that update all stages at the same time.
     - `loss_reduction`: `"mean"` weights micro-batches by their size; `"sum"` adds them.
-    - `metrics`: what evaluations measure beside the loss, see `unlatch.metrics`; by default accuracy, for classifiers.
+    - `metrics`: what evaluations measure beside the loss, see `unlatch.metrics`; by default accuracy, for classifiers,
+      and what fits a model of `transformers` with its own loss.
     - `seed`: dropout masks are a function of (seed, stage, micro-batch).
     - `nonfinite`: what happens when a loss, gradient or weight becomes NaN or infinite, always before it is applied.
       `"stop"` ends the run on all ranks with `NonFinite`, after a checkpoint of the last good state if a `Trainer` has
@@ -105,8 +106,9 @@ def parallelize(
     """
     _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite)
     check_factories(optimizer, lr_scheduler, lr_scheduler_per)
-    loss, own_loss = _loss_of(model, loss_fn)
-    batch = _taken_apart(model, sample, own_loss)
+    elsewhere, own_loss = foreign(model), loss_fn is None
+    loss = _own_loss(elsewhere, model) if loss_fn is None else loss_fn
+    batch = _taken_apart(elsewhere, sample, own_loss)
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
@@ -164,7 +166,7 @@ def parallelize(
             own_loss=own_loss,
         )
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
-        run.metrics = checked(metrics)
+        run.metrics = checked(elsewhere.metrics if metrics is None and elsewhere is not None and own_loss else metrics)
         run.notes += [n for n in (plan.note, tuned, stored) if n]
         run.notes += chosen.notes(run.method_statistics())
         if world.rank == 0:
@@ -187,32 +189,28 @@ def _check_arguments(stages: int, precision: str, reduction: str, clip: float | 
         raise ConfigError(f'nonfinite must be "stop", "skip" or "ignore", got {nonfinite!r}')
 
 
-def _loss_of(model: Model, loss_fn: LossFunction | None) -> tuple[LossFunction, bool]:
-    """The loss, and whether it is the model's own."""
-    if loss_fn is not None:
-        return loss_fn, False
-    from_elsewhere = foreign(model)
-    if from_elsewhere is None:
+def _own_loss(elsewhere: Foreign | None, model: Model) -> LossFunction:
+    if elsewhere is None:
         raise ConfigError("loss_fn is missing: pass a function of output and target, such as F.cross_entropy")
-    if from_elsewhere.loss is None:
+    loss: LossFunction | None = elsewhere.loss
+    if loss is None:
         raise ConfigError(
             f"{type(model).__name__} has no loss that is known here: pass loss_fn, a function of output and labels, or "
             "take a class with a head for causal or masked language modelling or for classification"
         )
-    return from_elsewhere.loss, True
+    return loss
 
 
-def _taken_apart(model: Model, sample: Any, own_loss: bool) -> tuple[Tree, Tree] | None:
+def _taken_apart(elsewhere: Foreign | None, sample: Any, own_loss: bool) -> tuple[Tree, Tree] | None:
     """The sample as `(x, y)`."""
     if sample is None:
         return None
-    from_elsewhere = foreign(model)
-    if from_elsewhere is not None and isinstance(sample, Mapping):
-        return from_elsewhere.taken_apart(sample, own_loss=own_loss)
+    if elsewhere is not None and isinstance(sample, Mapping):
+        return elsewhere.taken_apart(sample, own_loss=own_loss)
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
     x, y = sample
-    return from_elsewhere.taken_apart((x, y), own_loss=own_loss) if from_elsewhere is not None else (x, y)
+    return elsewhere.taken_apart((x, y), own_loss=own_loss) if elsewhere is not None else (x, y)
 
 
 def _tune(

@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +30,9 @@ from ..runtime.engine import Engine, Finished, Order
 from ..runtime.evaluation import evaluate
 from ..runtime.events import Event
 from ..runtime.recalibration import recalibrating
+from ..runtime.stage import Stage
 from ..runtime.station import Station
+from ..runtime.updating import Optimizer
 from ..schedule import Schedule
 from ..transport.ending import ended, opened
 from ..transport.health import Health
@@ -54,6 +57,9 @@ log = logging.getLogger("unlatch")
 Loader = Iterable[Any]
 # Seconds by which a rank ends after the one that it lost.
 _ECHO = 1.0
+
+#: The file of a checkpoint with the tensors that a session keeps.
+_SESSION = "session"
 
 
 @dataclass(frozen=True)
@@ -273,6 +279,35 @@ class Run:
                     t.data.copy_(merged[name])
         return self._model
 
+    def __repr__(self) -> str:
+        """Method, cut, and how far it is."""
+        held = sorted(self._engine.stages)
+        here = "" if self._world.size == 1 else f", rank {self._world.rank} of {self._world.size} with stages {held}"
+        cut = "" if self.plan.split is None else f" cut at {list(self.plan.split)}"
+        progress = f"{self.batches} batches fed, {self._engine.under_way} under way"
+        return f"<Run {self.method!r}: {self._engine.schedule.stages} stages{cut}{here}; {progress}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the plan, by how many updates each stage is behind, and how far the run is."""
+        stages = self._engine.schedule.stages
+        delays = ", ".join(f"{delay:g}" for delay in self.method.staleness(stages))
+        progress = f"{self.batches} batches fed, {self._engine.under_way} under way; learning rate {self.lr}"
+        below = "".join(f"<div>{escape(note)}</div>" for note in (f"delay in updates: {delays}", progress, *self.notes))
+        return f"<b>{escape(repr(self.method))}, {stages} stages</b>{self.plan._repr_html_()}{below}"
+
+    @property
+    def optimizers(self) -> Mapping[int, Optimizer]:
+        """Those of this process, by stage; a stage without trainable parameters has none."""
+        stages = self._engine.stages.items()
+        return MappingProxyType({n: s.updater.optimizer for n, s in stages if s.updater.optimizer is not None})
+
+    @property
+    def lr(self) -> float | dict[int, list[float]]:
+        """The learning rate: one number if all optimizers of this process agree, else by stage and parameter group."""
+        rates = {n: [float(group["lr"]) for group in o.param_groups] for n, o in self.optimizers.items()}
+        known = {rate for one in rates.values() for rate in one}
+        return known.pop() if len(known) == 1 else rates
+
     @property
     def schedule(self) -> Schedule:
         """What all stations do, in which order; `events` are its entries at work."""
@@ -282,6 +317,14 @@ class Run:
     def stations(self) -> Mapping[int, Station]:
         """What works in this process, by number: its stages, with whatever the method gave them beside."""
         return MappingProxyType(self._engine.stations)
+
+    def named_parameters(self) -> list[tuple[Stage, dict[str, nn.Parameter]]]:
+        """For each stage of this process what it trains, by the names that the whole model has for it."""
+        return [
+            (stage, {names[key]: p for key, p in stage.module.named_parameters() if key in names and p.requires_grad})
+            for stage in self._engine.stages.values()
+            for names in [self._names[stage.index]]
+        ]
 
     @property
     def events(self) -> list[Event]:
@@ -361,7 +404,8 @@ class Run:
 
         - `exact`: store the batches under way as well, so that a run that loads it goes on bit for bit. Otherwise the
           pipeline is emptied first. Either kind can be loaded into any number of stages, any method and plain PyTorch.
-        - `progress`: plain values that a session wants to find again.
+        - `progress`: plain values that a session wants to find again, those of rank 0; and tensors, from all ranks,
+          which must not change any more.
         - `wait`: until it is in place; otherwise it is written while training goes on, unless memory is short.
         - `landed`: called on rank 0 once it is in place.
 
@@ -397,19 +441,20 @@ class Run:
         """All that is under way."""
         found, numbers, lost = self._under_way(), random_state(), self._not_finite()
         made = partial(_exact_checkpoint, self._facts(progress), self._engine.devices[0])
-        return Snapshot(lambda: (*found(), numbers, lost), partial(self._checked, made))
+        kept = _tensors_in(progress)
+        return Snapshot(lambda: (*found(), kept, numbers, lost), partial(self._checked, made))
 
     def _drained_state(self, progress: Mapping[str, Any]) -> Snapshot:
-        part = self._drained_part()
+        part = self._drained_part(_tensors_in(progress))
         return Snapshot(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
 
-    def _drained_part(self) -> tuple[Any, ...]:
+    def _drained_part(self, kept: Mapping[str, Tensor]) -> tuple[Any, ...]:
         own = snapshot.named(self._engine, self._names, self.plan.starts)
-        return snapshot.Named(*copied(tuple(own))), random_state(), self._not_finite()
+        return snapshot.Named(*copied(tuple(own))), kept, random_state(), self._not_finite()
 
     def _facts(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         loop = {
-            **progress,
+            **{name: value for name, value in progress.items() if not isinstance(value, Tensor)},
             "method": repr(self.method),
             "split": self.plan.split,
             "joined": self._compensation.count,
@@ -445,7 +490,8 @@ class Run:
         Batches that were under way go on here if method, cut and optimizer are the same; the random numbers of this
         process then continue as well. Otherwise a run like the one that wrote the checkpoint finishes them first.
 
-        **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
+        **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session: tensors that
+        end in the name of a parameter where that parameter is, others on every rank.
         """
         self.finish_saving()
         with self._reporting("load"):
@@ -470,7 +516,7 @@ class Run:
         mine = world.share_out(shares)
         if isinstance(mine, Exception):
             return mine
-        content, state, saved = mine
+        content, state, saved, kept = mine
         problem: UnlatchError | None = None
         try:
             with snapshot.tolerating(path):
@@ -478,11 +524,13 @@ class Run:
         except UnlatchError as error:
             problem = error
         wrong = [found for found in world.gather(problem) if found is not None]
-        return wrong[0] if wrong else dict(saved.loop.model_dump())
+        return wrong[0] if wrong else {**saved.loop.model_dump(), **kept}
 
     def _shares(self, path: Path, ranks: list[Any], optimizer: bool) -> list[Any]:
         """For each rank what it takes over: tensors by name, or what was under way."""
         content, saved = snapshot.read(path)
+        everything = set(content.model)
+        kept = [_share_of(content.extra.get(_SESSION, {}), names, everything) for names, *_ in ranks]
         snapshot.compare_names(path, {name for names, *_ in ranks for name in names}, set(content.model))
         brief = saved.model_copy(update={"exact": None})
         if saved.exact is not None:
@@ -491,10 +539,12 @@ class Run:
                 snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
             state = unpacked(content)
             if optimizer and saved.run.matches(self._identity()):
-                return [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
+                shares = [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
+                return [(*one, own) for one, own in zip(shares, kept, strict=True)]
             if optimizer or saved.run.optimizer == self._optimizer:
                 content, brief = self._drained(path, state, saved)
-        return [(snapshot.only_for(content, names, stations), None, brief) for names, stations, _ in ranks]
+        parts = [snapshot.only_for(content, names, stations) for names, stations, _ in ranks]
+        return [(part, None, brief, own) for part, own in zip(parts, kept, strict=True)]
 
     def _drained(
         self, path: Path, state: Mapping[str, Any], saved: snapshot.Saved
@@ -505,7 +555,7 @@ class Run:
         again.restore(state)
         again.flush()
         loop = {**saved.loop.model_dump(), **again._engine.counters()}
-        content = _drained({"loop": loop}, [again._drained_part()])
+        content = _drained({"loop": loop}, [again._drained_part({})])
         return content, snapshot.Saved.model_validate(content.state)
 
     def _take_over(self, path: Path, content: Any, state: Any, saved: snapshot.Saved, optimizer: bool) -> None:
@@ -523,14 +573,19 @@ class Run:
     # ------------------------------------------------------------------- end
 
     def request_stop(self, number: int) -> None:
-        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came."""
+        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came.
+
+        **Arguments:** `number`: 0 if it is the session's own wish.
+        """
         if self._health is not None:
             self._health.ask_to_stop(number)
         self._asked = number
 
     def stop_requested(self) -> int | None:
         """The signal for which some rank was asked to end, if any was; others know it within a second or so."""
-        return self._asked or (self._health.asked_to_stop() if self._health is not None else None)
+        if self._asked is not None or self._health is None:
+            return self._asked
+        return self._health.asked_to_stop()
 
     def failure(self) -> UnlatchError | None:
         """Why this rank cannot go on, if it cannot."""
@@ -630,8 +685,25 @@ def _first_line(error: BaseException | None) -> str:
 def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any]) -> Checkpoint:
     model = {name: t for own, *_ in parts for name, t in own.items()}
     state = whole([state for _, state, *_ in parts], leader)
-    return packed(model, state, {**facts, "random": [numbers for *_, numbers, _ in parts]})
+    return _with_kept(packed(model, state, {**facts, "random": [numbers for *_, numbers, _ in parts]}), parts)
 
 
 def _drained(facts: Mapping[str, Any], parts: Sequence[Any]) -> Checkpoint:
-    return snapshot.merged([own for own, *_ in parts], {**facts, "random": [numbers for *_, numbers, _ in parts]})
+    numbers = [numbers for *_, numbers, _ in parts]
+    return _with_kept(snapshot.merged([own for own, *_ in parts], {**facts, "random": numbers}), parts)
+
+
+def _tensors_in(progress: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in progress.items() if isinstance(value, Tensor)}
+
+
+def _with_kept(content: Checkpoint, parts: Sequence[Any]) -> Checkpoint:
+    """A checkpoint with the tensors that a session keeps."""
+    kept = {name: t for *_, own, _, _ in parts for name, t in own.items()}
+    return replace(content, extra={**content.extra, _SESSION: kept}) if kept else content
+
+
+def _share_of(kept: Mapping[str, Tensor], names: Collection[str], everything: Collection[str]) -> dict[str, Tensor]:
+    """What a rank with parameters of these names needs of it."""
+    ends = {name: name.partition("/")[2] for name in kept}
+    return {name: t for name, t in kept.items() if ends[name] in names or ends[name] not in everything}

@@ -21,28 +21,28 @@ class Open(Protocol):
         """Close, within a bounded time. **Arguments:** `error`: what ends the program before its time, if anything."""
 
 
-_open: dict[int, Open] = {}
-_process = os.getpid()
+# By process: one that was forked off has a copy of what is open, and none of the connections is its own.
+_open: dict[tuple[int, int], Open] = {}
 
 
 def opened(what: Open) -> None:
     """Have `what` closed at the end of the program unless it was `ended` before."""
-    _open[id(what)] = what
+    _open[os.getpid(), id(what)] = what
 
 
 def ended(what: Open) -> None:
     """Nothing is left to close."""
-    _open.pop(id(what), None)
+    _open.pop((os.getpid(), id(what)), None)
 
 
 def end_all(error: BaseException | None = None) -> None:
     """Close what is open, the newest first."""
-    while _open:
-        _open.popitem()[1].end(error)
+    for process, number in reversed(list(_open)):
+        what = _open.pop((process, number))
+        if process == os.getpid():
+            what.end(error)
 
 
 @atexit.register
 def _at_exit() -> None:
-    # A process that was forked off has a copy of all this, and none of the connections is its own.
-    if os.getpid() == _process:
-        end_all(getattr(sys, "last_value", None))
+    end_all(getattr(sys, "last_value", None))

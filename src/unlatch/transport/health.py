@@ -162,7 +162,10 @@ class Health:
         return None
 
     def ask_to_stop(self, number: int) -> None:
-        """Ask all ranks to end the run in good order, because signal `number` came; safe in a signal handler."""
+        """Ask all ranks to end the run in good order, because signal `number` came; safe in a signal handler.
+
+        **Arguments:** `number`: 0 if it is the session's own wish.
+        """
         # Passed on in the next round: a handler may interrupt anything, so it must not wait for a lock.
         self._wish = number
 
@@ -218,7 +221,7 @@ class Health:
         self._beat(store)
         if self._wish is not None:
             self._be_first(store, "stop", {"rank": self.rank, "signal": self._wish}, _STOP)
-        elif (request := self._read(store, "stop", _STOP)) is not None and 0 < request["signal"] < 128:
+        elif (request := self._read(store, "stop", _STOP)) is not None and 0 <= request["signal"] < 128:
             self._wish = request["signal"]
         others = [rank for rank in range(self.ranks) if rank != self.rank and rank not in self._left]
         beats = {rank: self._read(store, f"beat/{rank}", _BEAT, unsigned=True) for rank in others}

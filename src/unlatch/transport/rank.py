@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from ..errors import ConfigError, Interrupted, PeerLost, StageFailed
 from .ending import end_all
 from .meeting import join_group
 from .notes import SECRET
+from .parcel import survives
 from .reports import open_line, report
 from .signals import REQUESTS
 from .store import connect_store
@@ -129,11 +129,7 @@ def _work(line: Connection, rank: int) -> int:
 
 def _portable(error: BaseException) -> BaseException:
     """The error itself if it survives the trip to the parent, else one of the same text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return StageFailed(f"{type(error).__name__}: {error}")
-    return error
+    return error if survives(error) else StageFailed(f"{type(error).__name__}: {error}")
 
 
 def _leave_signals_to_the_parent() -> None:

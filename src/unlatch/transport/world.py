@@ -96,6 +96,7 @@ class World:
 
     def aside(self) -> World:
         """The same ranks with connections of their own, for exchanges on another thread. Made by all ranks together."""
+        self.meet()
         with self.calls.waiting():
             other = World(_new_group(self._alarm) if self.group is not None else None)
         other.heed(self._alarm)

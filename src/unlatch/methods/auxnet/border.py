@@ -172,6 +172,7 @@ class BorderMethod(Local):
                 )
             probe = GradientProbe(stages)
         networks = Networks(self.name, blueprint)
+        networks.require_single_tensors()
         if self.border_norm:
             networks.warn_of_single_vectors()
         return self._stations(networks, stages, probe)
