@@ -191,7 +191,9 @@ def test_under_bf16_tasks_are_placed_whole_and_a_shared_one_is_refused_by_that_n
     for weights in ("stash", "average", "latest"):
         method = LayerPipe(weights=weights, microbatches=1)
         run = unlatch.parallelize(tall_conv_net(), method, stages=2, sample=images([6])[0], **options)
-        exact = unlatch.parallelize(tall_conv_net(), method, stages=2, plan=run.plan, **(options | {"precision": "fp32"}))
+        exact = unlatch.parallelize(
+            tall_conv_net(), method, stages=2, plan=run.plan, **(options | {"precision": "fp32"})
+        )
         found, expected = ([result.loss for result in feed(each, images([6] * 8))] for each in (run, exact))
         assert found != expected
         assert found == pytest.approx(expected, rel=0.02)
