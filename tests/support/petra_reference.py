@@ -53,7 +53,7 @@ def petra_recursion(
     - `stages`: each a sequence of blocks; those marked `reversible` consist of modules with a branch `f`.
     - `delays`: ticks between forward and backward per stage, by default PETRA's.
     - `backward`: the weights to go backward with: the current ones, a stash of the forward's, or an average
-      reconstruction of the latter: W(t) + d ubar(t), ubar the mean of past updates with decay (D-1)/(D+1), bias-corrected.
+      reconstruction of the latter: W(t) + d ubar(t), ubar the bias-corrected mean of updates with decay (D-1)/(D+1).
     - `predict`: the forward's weights as they are expected to be at the time of the backward.
     - `counting`: the pass whose batch statistics enter the running ones, in the buffers of `stages` themselves.
     """
