@@ -139,11 +139,9 @@ def test_o8_states_and_adjoints_are_exact_after_two_sweeps_per_border():
 
 
 def test_o8_replay_is_exact_one_step_per_border_later():
-    """Its multipliers are the adjoints that the stage above found; every stage handles a batch a step after that one."""
+    """Its multipliers are the adjoints that the stage above found; each handles a batch a step after that one."""
     states = truth(residual_net(), *batch())[0]
-    sweeps = Sweeps(
-        random_like(states), form="lagrangian", multiplier="replay", pull=0.0, adjoint=0.0, kappa_input=0.0
-    )
+    sweeps = Sweeps(random_like(states), form="lagrangian", multiplier="replay", pull=0.0, adjoint=0.0, kappa_input=0.0)
     errors = [sweeps.step() for _ in range(3 * (STAGES - 1) + 2)]
     assert errors[: STAGES - 1] == [None] * (STAGES - 1)
     assert all(error > 1e-3 for error in errors[STAGES - 1 : 3 * (STAGES - 1)])
