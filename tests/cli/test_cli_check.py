@@ -112,8 +112,8 @@ def centred():
 def model():
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5)), nn.Linear(16, 10))
 
-def tied():
-    shared = nn.Linear(64, 64)
+def one_norm():
+    shared = nn.BatchNorm1d(64, affine=False)
     return nn.Sequential(nn.Flatten(), shared, nn.Sequential(nn.ReLU(), shared), nn.Linear(64, 10))
 """
 
@@ -149,7 +149,7 @@ def test_the_command(unlatch, conf):
 
 
 def test_the_command_fails_where_the_model_cannot_be_cut(unlatch, conf, user_models):
-    conf.write_text(conf.read_text().replace('"mlp"', '"checked_models:tied"') + 'stages = 2\nsplit = ["2"]\n')
+    conf.write_text(conf.read_text().replace('"mlp"', '"checked_models:one_norm"') + 'stages = 2\nsplit = ["2"]\n')
     result = unlatch("check", conf)
     assert result.exit_code == 1
     assert "differs        chain" in result.stdout

@@ -50,6 +50,14 @@ def test_the_norm_of_the_whole_model(ranks2, stages):
             assert rank_jobs.differences(expected[name], found[name]) == [], name
 
 
+def test_learning_rates_that_change_once_per_epoch(ranks2):
+    names = ("1f1b", "pipedream", "dtrp", "dgl")
+    expected = rank_jobs.fit_with_rates_per_epoch(names)
+    for found in ranks2.run(rank_jobs.fit_with_rates_per_epoch, names):
+        for name in names:
+            assert rank_jobs.differences(expected[name], found[name]) == [], name
+
+
 def test_the_comparison_sees_small_differences():
     one = rank_jobs.train_conv("dtr", 2)
     other = rank_jobs.train_conv("dtr", 2, seed=4)

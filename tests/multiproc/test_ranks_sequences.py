@@ -24,6 +24,7 @@ def test_ranks_compute_what_one_process_does(ranks2, kind, cut, method):
 
 
 def test_workers_that_collate(ranks2):
+    """They were spawned, not forked as elsewhere: each imported torch anew, and a lambda could not reach them."""
     inline = sequence_jobs.train_with_workers(0)
     for outcome in ranks2.run(sequence_jobs.train_with_workers, 2):
         assert differences(inline, outcome) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,6 +78,17 @@ def train_conv_by_whole_norm(methods: tuple[str, ...], stages: int) -> dict[str,
         name: train_conv(unlatch.methods.get(name, accumulate=3), stages, clip_norm_of="model", clip_grad_norm=0.05)
         for name in methods
     }
+
+
+def fit_with_rates_per_epoch(methods: tuple[str, ...]) -> dict[str, Outcome]:
+    """Sessions whose learning rate halves when an epoch ends, and batches stay under way."""
+    found = {}
+    for name in methods:
+        halving = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+        with conv_run(name, 3, lr_scheduler=halving, lr_scheduler_per="epoch") as run:
+            epochs = unlatch.Trainer(run).fit(images([12, 12, 5]), 3)
+            found[name] = {"losses": [epoch.loss for epoch in epochs], "state": copied_state(run.module())}
+    return found
 
 
 class Slow(nn.Module):

@@ -122,7 +122,7 @@ def padded(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def train_with_workers(workers: int) -> Outcome:
-    loader = DataLoader(Lines(), batch_size=6, num_workers=workers, collate_fn=padded)
+    loader = DataLoader(Lines(), batch_size=6, num_workers=workers, collate_fn=lambda lines: padded(lines))
     run = unlatch.parallelize(recurrent(), "dtr", stages=2, loss_fn=by_word, optimizer=plain_sgd, split=["3"])
     with run:
         history = unlatch.Trainer(run).fit(loader if 0 in run.stations else None, epochs=2)

@@ -11,7 +11,6 @@ import torch
 from torch.nn.functional import mse_loss
 
 import unlatch
-from small_nets import on_plain_nets
 from tied_nets import WIDTH, SmallUNet, TiedLM, padded, token_sum
 from unlatch.methods import get
 from unlatch.methods.auxnet.border import BorderMethod
@@ -35,7 +34,8 @@ def begun(method: str, net: str, distributed: bool | None) -> unlatch.Run:
     try:
         return unlatch.parallelize(
             TiedLM() if net == "tied" else SmallUNet(),
-            on_plain_nets(method, 3),
+            # Nothing here can be computed back.
+            get(method, store=(0, 1)) if method == "petra" else method,
             stages=3,
             loss_fn=token_sum if net == "tied" else mse_loss,
             optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -161,6 +162,15 @@ def test_the_end_of_an_epoch_is_done_again_by_who_goes_back():
     assert rates(bad) == rates(good) == {0.05}
     one, other = weights(good), weights(bad)
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("scheduler", [HALVES, PLATEAU])
+def test_a_trainer_tells_of_epochs(scheduler):
+    run = begun(scheduler, method="pipedream")
+    epochs = unlatch.Trainer(run).fit(vectors(3), 3, vectors(2, seed=9))
+    losses = [epoch.evaluation["loss"] for epoch in epochs]
+    falls = sum(after >= before for before, after in pairwise(losses))
+    assert {round(rate, 9) for rate in rates(run)} == {0.0125 if scheduler is HALVES else round(0.1 * 0.1**falls, 9)}
 
 
 def test_what_is_no_factory_is_named():

@@ -84,7 +84,7 @@ def command(
     if as_json:
         emit_json({"rows": [asdict(row) for row in rows]})
     else:
-        people().print(_table(rows))
+        people().print("\n".join(_lines(rows)))
 
 
 def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path | None) -> None:
@@ -101,7 +101,7 @@ def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path |
         write_trace(trace, source)
 
 
-def _table(rows: list[SweepRow]) -> str:
+def _lines(rows: list[SweepRow]) -> list[str]:
     from ..table import Table
 
     heads = ("method", "devices", "time/batch", "speed-up", "utilisation", "late", "bytes sent")
@@ -117,4 +117,4 @@ def _table(rows: list[SweepRow]) -> str:
         )
         for row in rows
     )
-    return Table(heads, body).text()
+    return Table(heads, body).lines()

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -15,14 +15,13 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..advise.advice import advise_method
-from ..errors import DataError, Interrupted, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
-from ..io.checkpoint import Checkpoint
+from ..errors import DataError, Interrupted, PeerLost, StageFailed, TransportError, UnlatchError
 from ..methods import Method
 from ..metrics import DEFAULT, Metric, checked
-from ..nn.chain import as_module, state_names
+from ..nn.chain import as_module
 from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
 from ..runtime.blueprint import Blueprint
@@ -42,9 +41,9 @@ from ..transport.reports import report_progress
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
-from .exact import packed, random_state, restore_random, share, unpacked, whole
-from .guard import Guard, Snapshot
+from .guard import Guard
 from .intake import Intake
+from .keeping import Keeping
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
@@ -57,9 +56,6 @@ log = logging.getLogger("unlatch")
 Loader = Iterable[Any]
 # Seconds by which a rank ends after the one that it lost.
 _ECHO = 1.0
-
-#: The file of a checkpoint with the tensors that a session keeps.
-_SESSION = "session"
 
 
 @dataclass(frozen=True)
@@ -113,10 +109,8 @@ class Run:
             proven=blueprint.sample is not None or not engine.holds_first,
         )
         self._compensation = Compensation(method.joined)
-        self._rebuild = rebuild
-        self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
+        self._keeping = Keeping(blueprint, method, engine, links, self._compensation, rebuild)
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
-        self._optimizer = type(optimizers[0]).__name__ if optimizers else None
         self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
         self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
         self._saving: Saving | None = None
@@ -131,7 +125,7 @@ class Run:
             engine,
             links,
             self._world,
-            self._state,
+            self._keeping.exact,
             self.finish_saving,
             describe,
             self.notes.append,
@@ -271,7 +265,7 @@ class Run:
         """The model that was passed in, with the newest weights of every stage under its original names."""
         with self._reporting("module"):
             self._guard.settle()
-            own = snapshot.model_state(self._engine.stages.values(), self._names)
+            own = snapshot.model_state(self._engine.stages.values(), self._keeping.names)
             merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
         with torch.no_grad():
             for name, t in self._model.state_dict(keep_vars=True).items():
@@ -323,7 +317,7 @@ class Run:
         return [
             (stage, {names[key]: p for key, p in stage.module.named_parameters() if key in names and p.requires_grad})
             for stage in self._engine.stages.values()
-            for names in [self._names[stage.index]]
+            for names in [self._keeping.names[stage.index]]
         ]
 
     @property
@@ -366,28 +360,15 @@ class Run:
         ranks after the same batch.
         """
         with self._reporting("state"), self._world.calls.waiting():
-            return self._under_way()()[1]
+            return self._keeping.under_way()()[1]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where the run was whose `state` this is; nothing may be under way here."""
-        own = copied(dict(state))
-        self._engine.load(own)
-        self._engine.mail.load(own["mail"])
-        self._compensation.load(own["joining"])
+        self._keeping.go_on(copied(dict(state)))
         self._guard.forget()
         # Whoever goes on first must not send to one who has yet to empty its boxes.
         with self._reporting("restore"):
             self._world.meet()
-
-    def _under_way(self) -> Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]:
-        """Copies of the weights and the state. Training may go on: the result waits for what is still on the wire."""
-        engine = self._engine
-        cut = engine.mail.cut(link.peer for link in self._links)
-        for link in self._links:
-            link.mark()
-        own = {**engine.state(), "joining": self._compensation.state()}
-        model, state = copied((snapshot.model_state(engine.stages.values(), self._names), own))
-        return lambda: (model, {**state, "mail": cut.wait(engine.mail.failure)})
 
     def save(
         self,
@@ -418,7 +399,7 @@ class Run:
                 self.flush()
             self._guard.settle()
             self._engine.recorder.pause()
-            part, made = self._state(progress or {}) if exact else self._drained_state(progress or {})
+            part, made = self._keeping.exact(progress or {}) if exact else self._keeping.drained(progress or {})
             if self._aside is None:
                 self._aside = self._world.aside()
                 self._aside.heed(self.failure)
@@ -437,53 +418,6 @@ class Run:
             with self._world.calls.waiting():
                 saving.wait()
 
-    def _state(self, progress: Mapping[str, Any]) -> Snapshot:
-        """All that is under way."""
-        found, numbers, lost = self._under_way(), random_state(), self._not_finite()
-        made = partial(_exact_checkpoint, self._facts(progress), self._engine.devices[0])
-        kept = _tensors_in(progress)
-        return Snapshot(lambda: (*found(), kept, numbers, lost), partial(self._checked, made))
-
-    def _drained_state(self, progress: Mapping[str, Any]) -> Snapshot:
-        part = self._drained_part(_tensors_in(progress))
-        return Snapshot(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
-
-    def _drained_part(self, kept: Mapping[str, Tensor]) -> tuple[Any, ...]:
-        own = snapshot.named(self._engine, self._names, self.plan.starts)
-        return snapshot.Named(*copied(tuple(own))), kept, random_state(), self._not_finite()
-
-    def _facts(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        loop = {
-            **{name: value for name, value in progress.items() if not isinstance(value, Tensor)},
-            "method": repr(self.method),
-            "split": self.plan.split,
-            "joined": self._compensation.count,
-            "under_way": self._engine.under_way,
-            **self._engine.counters(),
-        }
-        return {"loop": loop, "run": self._identity().model_dump()}
-
-    def _not_finite(self) -> NonFinite | None:
-        """The first weight of this rank that is not finite."""
-        for stage in self._engine.stages.values():
-            try:
-                stage.updater.check_weights()
-            except NonFinite as error:
-                return error
-        return None
-
-    def _checked(self, made: Callable[[Sequence[Any]], Checkpoint], parts: Sequence[Any]) -> Checkpoint:
-        """A checkpoint, unless it is of no use."""
-        for *_, lost in parts:
-            if lost is not None and self._options.checks_finite:
-                raise lost
-            if lost is not None:
-                log.warning("a checkpoint is written although %s", lost.found)
-        return made(parts)
-
-    def _identity(self) -> snapshot.Identity:
-        return snapshot.Identity.of(self.method, self.plan, self._engine.mean_loss, self._optimizer)
-
     def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any]:
         """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters.
 
@@ -496,79 +430,11 @@ class Run:
         self.finish_saving()
         with self._reporting("load"):
             self.flush()
-            found = self._loaded(Path(path), optimizer)
+            found = self._keeping.take_over(Path(path), optimizer)
         if isinstance(found, Exception):
             raise found
-        return found
-
-    def _loaded(self, path: Path, optimizer: bool) -> dict[str, Any] | Exception:
-        """What the checkpoint says, or what is wrong with it, on every rank alike."""
-        world, engine = self._world, self._engine
-        names = {name for part in self._names.values() for name in part.values()}
-        ranks = world.gather((names, set(engine.stations), engine.leads))
-        shares: list[Any] | None = None
-        if world.rank == 0:
-            try:
-                with snapshot.tolerating(path):
-                    shares = self._shares(path, ranks, optimizer)
-            except (UnlatchError, OSError) as error:
-                shares = [error] * world.size
-        mine = world.share_out(shares)
-        if isinstance(mine, Exception):
-            return mine
-        content, state, saved, kept = mine
-        problem: UnlatchError | None = None
-        try:
-            with snapshot.tolerating(path):
-                self._take_over(path, content, state, saved, optimizer)
-        except UnlatchError as error:
-            problem = error
-        wrong = [found for found in world.gather(problem) if found is not None]
-        return wrong[0] if wrong else {**saved.loop.model_dump(), **kept}
-
-    def _shares(self, path: Path, ranks: list[Any], optimizer: bool) -> list[Any]:
-        """For each rank what it takes over: tensors by name, or what was under way."""
-        content, saved = snapshot.read(path)
-        everything = set(content.model)
-        kept = [_share_of(content.extra.get(_SESSION, {}), names, everything) for names, *_ in ranks]
-        snapshot.compare_names(path, {name for names, *_ in ranks for name in names}, set(content.model))
-        brief = saved.model_copy(update={"exact": None})
-        if saved.exact is not None:
-            assert saved.run is not None
-            if optimizer:
-                snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
-            state = unpacked(content)
-            if optimizer and saved.run.matches(self._identity()):
-                shares = [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
-                return [(*one, own) for one, own in zip(shares, kept, strict=True)]
-            if optimizer or saved.run.optimizer == self._optimizer:
-                content, brief = self._drained(path, state, saved)
-        parts = [snapshot.only_for(content, names, stations) for names, stations, _ in ranks]
-        return [(part, None, brief, own) for part, own in zip(parts, kept, strict=True)]
-
-    def _drained(
-        self, path: Path, state: Mapping[str, Any], saved: snapshot.Saved
-    ) -> tuple[Checkpoint, snapshot.Saved]:
-        """Finish what is under way in a run like the one that it is from."""
-        assert saved.run is not None
-        again = self._rebuild(*saved.run.made(path))
-        again.restore(state)
-        again.flush()
-        loop = {**saved.loop.model_dump(), **again._engine.counters()}
-        content = _drained({"loop": loop}, [again._drained_part({})])
-        return content, snapshot.Saved.model_validate(content.state)
-
-    def _take_over(self, path: Path, content: Any, state: Any, saved: snapshot.Saved, optimizer: bool) -> None:
         self._guard.forget()
-        if state is None:
-            args = (content, saved, self._engine, self._names, self.plan.starts, optimizer)
-            snapshot.load_named(path, *args)
-            return
-        self._engine.load(state)
-        self._engine.mail.load(state["mail"])
-        self._compensation.load(state["joining"])
-        if self._world.rank < len(saved.random):
-            restore_random(saved.random[self._world.rank])
+        return found
 
     # ------------------------------------------------------------------- end
 
@@ -680,30 +546,3 @@ def _by_stage(measured: Any) -> int:
 def _first_line(error: BaseException | None) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any]) -> Checkpoint:
-    model = {name: t for own, *_ in parts for name, t in own.items()}
-    state = whole([state for _, state, *_ in parts], leader)
-    return _with_kept(packed(model, state, {**facts, "random": [numbers for *_, numbers, _ in parts]}), parts)
-
-
-def _drained(facts: Mapping[str, Any], parts: Sequence[Any]) -> Checkpoint:
-    numbers = [numbers for *_, numbers, _ in parts]
-    return _with_kept(snapshot.merged([own for own, *_ in parts], {**facts, "random": numbers}), parts)
-
-
-def _tensors_in(progress: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in progress.items() if isinstance(value, Tensor)}
-
-
-def _with_kept(content: Checkpoint, parts: Sequence[Any]) -> Checkpoint:
-    """A checkpoint with the tensors that a session keeps."""
-    kept = {name: t for *_, own, _, _ in parts for name, t in own.items()}
-    return replace(content, extra={**content.extra, _SESSION: kept}) if kept else content
-
-
-def _share_of(kept: Mapping[str, Tensor], names: Collection[str], everything: Collection[str]) -> dict[str, Tensor]:
-    """What a rank with parameters of these names needs of it."""
-    ends = {name: name.partition("/")[2] for name in kept}
-    return {name: t for name, t in kept.items() if ends[name] in names or ends[name] not in everything}

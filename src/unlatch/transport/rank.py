@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import signal
 import socket
@@ -57,6 +58,8 @@ class Place:
 def serve(line: Connection, place: Place) -> None:
     """Be a rank, until the launcher has nothing more to run or a job fails."""
     faulthandler.enable()
+    # The launcher's way to start this process is none of user code: a DataLoader forks its workers, as in any program.
+    multiprocessing.set_start_method(None, force=True)
     _leave_signals_to_the_parent()
     _end_with(place.parent, place.bound)
     torch.set_num_threads(place.threads)
