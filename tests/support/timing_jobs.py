@@ -43,7 +43,7 @@ def sleeping_net(seconds: float) -> nn.Sequential:
     return nn.Sequential(*[Sleeping(seconds) for _ in range(LAYERS)])
 
 
-def auxnet_step(seconds: float, aux_seconds: float, steps: int = 8) -> tuple[float, LayerParallelTimes]:
+def auxnet_step(seconds: float, aux_seconds: float, steps: int = 6) -> tuple[float, LayerParallelTimes]:
     """Seconds that a step of two stages takes by the clock on the wall, and the terms that the stages measured."""
     data = vectors(steps)
     with unlatch.parallelize(
@@ -64,7 +64,7 @@ def auxnet_step(seconds: float, aux_seconds: float, steps: int = 8) -> tuple[flo
     return median(b - a for a, b in pairwise(ends)), times
 
 
-def serial_step(seconds: float, steps: int = 5) -> float:
+def serial_step(seconds: float, steps: int = 4) -> float:
     """Seconds that plain backpropagation takes for a batch."""
     net, ends = sleeping_net(seconds), []
     for x, y in vectors(steps):
