@@ -68,8 +68,8 @@ def _twin(schedule: LRScheduler, optimizer: Optimizer) -> LRScheduler:
             return optimizer
         if isinstance(value, LRScheduler):
             return _twin(value, optimizer)
-        if isinstance(value, (list, tuple)):
-            return type(value)([copied(item) for item in value])
+        if type(value) in (list, tuple):
+            return type(value)(copied(item) for item in value)
         return copy.copy(value) if isinstance(value, (dict, set)) else value
 
     twin = object.__new__(type(schedule))
