@@ -3,7 +3,7 @@
 
     python benchmarks/help_time.py [--repeats 9] [--steps 1]
 
-CPU time, user and system, of whole processes from start to end, `steps` of them per round, rounds interleaved. What
+CPU time, user and system, of a whole process from start to end, `steps` processes per round, rounds interleaved.
 `unlatch methods` shows is computed from the methods themselves, which are made of torch's parts; `import torch` in a
 process of its own is what cannot be saved there.
 """

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from .errors import ConfigError
 
@@ -151,13 +151,15 @@ class MuonAdamW(Joined):
         betas: tuple[float, float] = (0.9, 0.95),
         by_adamw: str | None = EMBEDDINGS_AND_HEADS,
     ) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            raise ConfigError(f"torch {torch.__version__} has no Muon: install torch 2.9 or newer")
         theirs = _pattern(by_adamw)
 
         def is_hidden_matrix(name: str, p: Tensor) -> bool:
             return p.dim() == 2 and not (theirs is not None and theirs.search(name))
 
         hidden, others = _parted(named, is_hidden_matrix)
-        muon = Muon(
+        muon = torch.optim.Muon(
             [{"params": _without_names(hidden)}],
             lr=lr,
             weight_decay=weight_decay,

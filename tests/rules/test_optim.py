@@ -201,8 +201,11 @@ def test_prediction_refuses_muon_but_for_differences():
     train(run, tokens(6))
 
 
-def test_what_is_wrong_is_named():
+def test_what_is_wrong_is_named(monkeypatch):
     with pytest.raises(ConfigError, match="is no regular expression"):
         unlatch.optim.decay_matrices(torch.optim.SGD, weight_decay=0.1, spared="(")
     with pytest.raises(ConfigError, match="expected parameters with their names"):
         unlatch.optim.MuonAdamW(Reader().parameters())
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ConfigError, match=r"has no Muon: install torch 2\.9 or newer"):
+        MUON(Reader().named_parameters())

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -292,8 +293,8 @@ def test_progress_on_a_terminal_and_elsewhere(terminal, monkeypatch):
 
 
 def test_tensorboard_names_its_extra(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r'pip install "unlatch\[tensorboard\]"'):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError, match=r"pip install 'unlatch\[tensorboard\]'"):
         callbacks.TensorBoard(tmp_path)
 
 
@@ -304,6 +305,7 @@ def test_tensorboard_has_all_numbers(tmp_path, monkeypatch):
         fake = ModuleType("torch.utils.tensorboard")
         given = {"add_scalar": lambda self, *scalar: written.append(scalar), "close": lambda self: written.append(None)}
         fake.SummaryWriter = type("SummaryWriter", (), {"__init__": lambda self, folder, purge_step: None, **given})
+        monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     with begun("bp") as run:
         unlatch.Trainer(run, callbacks=[callbacks.TensorBoard(tmp_path)]).fit(batches(), eval_loader=batches(1))
@@ -312,6 +314,26 @@ def test_tensorboard_has_all_numbers(tmp_path, monkeypatch):
         assert written[-1] is None
     else:
         assert sum(path.stat().st_size for path in tmp_path.glob("events.out.tfevents.*")) > 500
+
+
+def test_learning_rates_by_epoch_are_the_trainers_to_change():
+    class Rates(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_log(self, trainer, step, numbers):
+            if "stage1/lr" in numbers and "epoch/number" not in numbers:
+                self.seen.append(numbers["stage1/lr"])
+
+    halved = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0, eps=0.0)
+    # Nothing is learned at such a rate, so the second epoch is no better than the first.
+    for schedule, lr, expected in ((halved, 0.1, (1, 0.5, 0.25)), (plateau, 1e-12, (1, 1, 0.5))):
+        rates = Rates()
+        with begun("bp", lr, lr_scheduler=schedule, lr_scheduler_per="epoch") as run:
+            trainer = unlatch.Trainer(run, callbacks=[LearningRates(), rates])
+            trainer.fit(batches(2), epochs=3, eval_loader=batches(1))
+        assert [rate / lr for rate in rates.seen[::3]] == pytest.approx(expected)
 
 
 class Recorder:

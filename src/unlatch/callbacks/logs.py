@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
 from ..io import metrics
 from ..io.metrics import Metrics
+from ..lookup import import_extra
 from ..train import Callback, Epoch, StepResult, Trainer
 
 __all__ = ["LearningRates", "MetricsFiles", "TensorBoard"]
@@ -56,12 +56,8 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | Path = "tensorboard") -> None:
-        try:
-            self._make = import_module("torch.utils.tensorboard").SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                f'callbacks.TensorBoard needs a package that is not there ({error}): pip install "unlatch[tensorboard]"'
-            ) from None
+        import_extra("tensorboard", "tensorboard", "callbacks.TensorBoard")
+        self._make = import_module("torch.utils.tensorboard").SummaryWriter
         self.folder = Path(folder)
         self._writer: Any = None
 
