@@ -32,3 +32,9 @@ def test_a_callback_that_raises_on_one_rank(ranks2, tmp_path, rank):
     assert found[rank][0].startswith(f"CallbackFailed: {text} {tmp_path}")
     assert found[1 - rank][0].startswith(f"PeerLost: rank {rank} stopped: {text}")
     assert all(goes_on for *_, goes_on in found)
+
+
+def test_a_callback_that_raises_while_others_exchange_values(ranks2):
+    found = ranks2.run(callback_jobs.fails_to_write, 0)
+    text = "callback FailsToWrite raised in on_log after batch 5: OSError: no room."
+    assert found == [f"CallbackFailed: {text}", f"PeerLost: rank 0 stopped: {text}"]

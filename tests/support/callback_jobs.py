@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from unlatch.callbacks import EMA, Callback, EarlyStopping
+from unlatch.callbacks import EMA, Callback, EarlyStopping, LearningRates
 from unlatch.errors import CallbackFailed, PeerLost
 from unlatch.metrics import accuracy, perplexity, top_k
 
@@ -85,6 +85,28 @@ class Fails(Callback):
     def on_step(self, trainer: unlatch.Trainer, result: unlatch.StepResult) -> None:
         if trainer.rank == self.rank and result.step == self.step:
             raise ValueError("no such curve")
+
+
+class FailsToWrite(Callback):
+    """Raises on one rank when it is to write down an epoch."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def on_log(self, trainer: unlatch.Trainer, step: int, numbers: Mapping[str, float]) -> None:
+        if trainer.rank == self.rank and "epoch/number" in numbers:
+            raise OSError("no room")
+
+
+def fails_to_write(rank: int) -> str:
+    """What every rank is told, where another callback exchanges values at the same time."""
+    with begun() as run:
+        trainer = unlatch.Trainer(run, callbacks=[LearningRates(), FailsToWrite(rank)])
+        try:
+            trainer.fit(mine(run, batches()), epochs=2)
+        except (CallbackFailed, PeerLost) as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
 
 
 class Asks(Callback):

@@ -18,11 +18,22 @@ from small_nets import Batch
 from unlatch.methods.base import Method
 from unlatch.nn import StageChain, chain
 from unlatch.plan import Plan
-from unlatch.reference import SGD, Trajectory, recursion
+from unlatch.reference import SGD, Adam, Trajectory, recursion
+
+
+def torch_optimizer(written: SGD | Adam) -> Callable[..., torch.optim.Optimizer]:
+    """The factory of what a reference optimizer writes out."""
+    return torch_sgd(written) if isinstance(written, SGD) else torch_adam(written)
+
+
+def torch_adam(adam: Adam) -> Callable[..., torch.optim.Optimizer]:
+    """The factory of Adam, or of AdamW."""
+    kind = torch.optim.AdamW if adam.decoupled else torch.optim.Adam
+    return partial(kind, lr=adam.lr, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay)
 
 
 def torch_sgd(sgd: SGD) -> Callable[..., torch.optim.Optimizer]:
-    """The factory of what a reference optimizer writes out."""
+    """The factory of SGD."""
     return partial(
         torch.optim.SGD, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov, weight_decay=sgd.weight_decay
     )
@@ -45,9 +56,10 @@ def follow_recursion(
     model: nn.Module,
     method: Method,
     data: list[Batch],
-    sgd: SGD | Sequence[SGD],
+    sgd: SGD | Adam | Sequence[SGD],
     *,
     optimizer: Any = None,
+    lr_scheduler: Any = None,
     version: Callable[[int, int], int] | None = None,
     plan: Plan | None = None,
     loss_fn: Any = mse_loss,
@@ -60,7 +72,8 @@ def follow_recursion(
 
     **Arguments:**
 
-    - `sgd`, `optimizer`: the optimizer written out, and its factory where that is not torch's SGD.
+    - `sgd`, `optimizer`: the optimizer written out, and its factory where that is not torch's of the same name.
+    - `lr_scheduler`: a factory; what it does to the rates is for the recursion's `scale` to say.
     - `version`: of (stage, micro-batch): the version of its forward, where the method's lateness is not to be trusted.
     - `plan`: of tasks on devices; its layers are the stages.
     - `mean`: the loss of a batch from those of its micro-batches; `None` not to compare losses.
@@ -82,9 +95,10 @@ def follow_recursion(
         **{"backward": rules.backward.taken_at, "mixed": rules.mixes, **options},
     )
     if optimizer is None:
-        assert isinstance(sgd, SGD)
-        optimizer = torch_sgd(sgd)
-    run = begin(model, method, optimizer, loss_fn, **({} if plan is None else {"plan": plan, "stages": plan.devices}))
+        assert isinstance(sgd, (SGD, Adam))
+        optimizer = torch_optimizer(sgd)
+    where = {} if plan is None else {"plan": plan, "stages": plan.devices}
+    run = begin(model, method, optimizer, loss_fn, lr_scheduler=lr_scheduler, **where)
     losses = [result.loss for result in feed(run, data)]
     same_weights(stages, truth, tolerance)
     means = [mean(truth.losses[i : i + m]) for i in range(0, len(truth.losses), m)] if mean else losses

@@ -179,6 +179,22 @@ def test_a_callback_that_raises_is_named_and_nothing_is_lost(tmp_path):
         assert (run.batches, trainer.batches_into_epoch) == (3, 3)
 
 
+def test_each_is_told_of_the_end_once():
+    class Ends(Callback):
+        def __init__(self, raises):
+            self.raises, self.heard = raises, []
+
+        def on_end(self, trainer, error):
+            self.heard.append(type(error))
+            if self.raises:
+                raise OSError("no room")
+
+    told = [Ends(False), Ends(True), Ends(False)]
+    with begun("bp") as run, pytest.raises(CallbackFailed, match="callback Ends raised in on_end"):
+        unlatch.Trainer(run, callbacks=told).fit(batches())
+    assert [one.heard for one in told] == [[type(None)], [type(None)], [CallbackFailed]]
+
+
 @pytest.mark.parametrize("hook", ["on_start", "on_evaluation", "on_epoch", "on_checkpoint", "on_log", "on_end"])
 def test_each_hook_that_raises_is_named(hook, tmp_path):
     broken = type("Broken", (Callback,), {hook: lambda self, *happened: 1 / 0})()

@@ -113,7 +113,7 @@ class Stage(Passes):
         """Show the forward the weights that its rule wants, and let the backward's rule take note of them."""
         lasting = self.activation.keeps_graph or self.backward_view.holds_storage
         values, self.seen = self.forward_view.values(
-            kept.micro, self.version, self.updater.lr_factor(), lasting=lasting
+            kept.micro, self.version, self.updater.coming_rates, lasting=lasting
         )
         kept.version = self.seen
         with self._showing(values):

@@ -14,6 +14,7 @@ from ..errors import ConfigError, NonFinite
 from ..rules.updates import OptimizerFactory, PerEpoch, StagePlace, UpdateRule, View, make_optimizer
 from ..rules.weights import move_to_fresh_storage
 from .finite import all_finite, first_not_finite
+from .foresight import foreseen_rates
 
 __all__ = ["Optimizer", "Updater", "completed", "plain_part"]
 
@@ -88,15 +89,15 @@ class Updater:
             self.check_gradients(norm)
         if self._clip is not None and norm is not None:
             nn.utils.clip_grads_with_norm_(self.params, self._clip, norm)
-        for view in self.views:
-            view.before_update()
-        if elsewhere:
-            move_to_fresh_storage(self.params)
-        if self.optimizer is not None:
-            with self._scaled_lr(self.optimizer):
+        with self._scaled_lr():
+            for view in self.views:
+                view.before_update()
+            if elsewhere:
+                move_to_fresh_storage(self.params)
+            if self.optimizer is not None:
                 self.optimizer.step()
-            if self._checks:
-                self.check_weights()
+        if self._checks and self.optimizer is not None:
+            self.check_weights()
         for view in self.views:
             view.after_update()
         if self.optimizer is not None:
@@ -136,8 +137,7 @@ class Updater:
 
     def _pass_epoch_ends(self) -> None:
         while self.scheduler is not None and self._epoch_ends and self._epoch_ends[0][0] <= self.version:
-            _, metric = self._epoch_ends.pop(0)
-            self.scheduler.step(*([metric] if isinstance(self.scheduler, ReduceLROnPlateau) else []))
+            _end_epoch(self.scheduler, self._epoch_ends.pop(0)[1])
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.params if p.grad is not None]
@@ -178,25 +178,43 @@ class Updater:
         finally:
             self.scheduler = scheduler
 
-    def lr_factor(self) -> float:
-        """What multiplies the user's learning rate at the next update."""
-        factor = self.factor * self.rule.scale_at(self.place, self.version)
-        return factor * (self._lr_scale(self.version) if self._lr_scale else 1.0)
+    def coming_rates(self, updates: int) -> list[list[float]]:
+        """The learning rate of each of the optimizer's groups at each of the next updates."""
+        if self.optimizer is None:
+            return []
+        factors = [self.lr_factor(n) for n in range(updates)]
+        ends = list(self._epoch_ends)
+
+        def after(schedule: Any, n: int) -> None:
+            if not self._by_epoch:
+                schedule.step()
+            while ends and ends[0][0] <= self.version + n:
+                _end_epoch(schedule, ends.pop(0)[1])
+
+        by_group = foreseen_rates(self.optimizer, self.scheduler, updates, after)
+        return [[rate * factor for rate, factor in zip(rates, factors, strict=True)] for rates in by_group]
+
+    def lr_factor(self, ahead: int = 0) -> float:
+        """What multiplies the user's learning rate at the next update, or at one so many updates `ahead` of it."""
+        update = self.version + ahead
+        factor = self.factor * self.rule.scale_at(self.place, update)
+        return factor * (self._lr_scale(update) if self._lr_scale else 1.0)
 
     @contextmanager
-    def _scaled_lr(self, optimizer: Optimizer) -> Iterator[None]:
+    def _scaled_lr(self) -> Iterator[None]:
         """Multiply the learning rate for one step only, so that any scheduler keeps working on the user's numbers."""
         factor = self.lr_factor()
-        if factor == 1.0:
+        if self.optimizer is None or factor == 1.0:
             yield
             return
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * factor
         try:
             yield
         finally:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
     def state(self) -> dict[str, Any]:
@@ -228,6 +246,10 @@ class Updater:
         self._epoch_ends = [(due, metric) for due, metric in state["epoch_ends"]]
         for view, saved in zip(self.views, state["views"], strict=True):
             view.load(saved)
+
+
+def _end_epoch(scheduler: Any, metric: float | None) -> None:
+    scheduler.step(*([metric] if isinstance(scheduler, ReduceLROnPlateau) else []))
 
 
 def _check_scheduler(scheduler: Any, by_epoch: bool) -> None:

@@ -100,6 +100,11 @@ class Callbacks:
                 )
         #: What the first one that raised has raised.
         self.failure: CallbackFailed | None = None
+        self._left = list(self.listed)
+
+    def begin(self) -> None:
+        """`fit` begins: what earlier ones raised is over, and all are to be told of the end."""
+        self.failure, self._left = None, list(self.listed)
 
     def attach(self) -> None:
         """Introduce the trainer."""
@@ -114,12 +119,14 @@ class Callbacks:
     def tell_one(self, callback: Callback, hook: str, *happened: Any) -> None:
         """Call a hook of one."""
         if self.failure is None:
+            if hook == "on_end":
+                self._left.remove(callback)
             with self._remembering(callback, hook):
                 getattr(callback, hook)(self._trainer, *happened)
 
     def abandon(self, error: BaseException) -> None:
-        """Tell all of an end by an error; what they raise on top of it is only written to the log."""
-        for callback in self.listed:
+        """Tell those that know of no end yet of one by an error; what they raise on top of it goes to the log."""
+        for callback in self._left:
             try:
                 callback.on_end(self._trainer, error)
             except Exception as further:

@@ -204,7 +204,7 @@ class Trainer:
         left = epochs if until is None else until - self.epochs
         self.until = self.epochs + left
         self.history, self.stopped, self.cut_short, self.recalibrated = [], None, False, {}
-        self._callbacks.failure = None
+        self._callbacks.begin()
         self._waited, self._waits, self._at_start = 0.0, 0, self.run.batches
         self._eval_loader = eval_loader
         self.batches_per_epoch = _length(loader)
@@ -255,6 +255,8 @@ class Trainer:
 
     def _tell_together(self, hook: str, *happened: Any) -> None:
         """Call a hook in which ranks may exchange values: one that raises must not leave others waiting for it."""
+        if self._callbacks.listed:
+            self._agree()
         for callback in self._callbacks.listed:
             self._callbacks.tell_one(callback, hook, *happened)
             self._agree()

@@ -167,9 +167,12 @@ class _Building:
         kinds = layer_kinds(self.plan.tasks, [found is not None for found in self.maps])
         for task in self.plan.tasks:
             if task.kind == "D" and task.fraction != 1 and self.maps[task.layer] is None:
+                why = "only a linear map with an elementwise function allows"
+                if precision != "fp32":
+                    why = f"precision={precision!r} does not allow, since there autograd has to keep track of dtypes"
                 raise PlanError(
                     f"the input gradient of layer {task.layer} ({self.plan.blocks[self.plan.starts[task.layer]]}) is "
-                    "shared by rows, which only a linear map with an elementwise function allows: use mode='atomic'"
+                    f"shared by rows, which {why}: use mode='atomic'"
                 )
         factors = [found is not None and found.function is not None for found in self.maps]
         self.flow = Dataflow(self.plan.tasks, len(self.maps), kinds, factors)
