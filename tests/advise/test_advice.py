@@ -275,6 +275,6 @@ def test_table_lists_stages_then_all_together_then_the_warning() -> None:
 
 def test_what_is_said_of_its_reliability_was_measured() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results" / "advice_check.json"
-    found = json.loads(results.read_text())["held out"]
+    found = json.loads(results.read_text())["other network"]
     assert f"{found['same class']} of {found['settings']} verdicts" in RELIABILITY
     assert f"{found['warned rightly']} of {found['warned']} warnings" in RELIABILITY
