@@ -4,12 +4,12 @@ class and 17 of 19 warnings are right; 5 of 22 losses of 2 points or more come w
     python benchmarks/advice_check.py
 
 Six optimizers, 11 settings of delayed methods each, 3 seeds, 6 epochs, paired with bp of the same seed; one process.
-Raw runs are in results/advice_check.jsonl, and those that are there are not run again. Bounds of the verdicts were set on
-a perceptron (66 settings). The CNN is another network, not a clean test: a few of its rows had been seen when the bounds
-were set, all of them when averaging optimizers got bounds of their own (0.9 and 0.75) and when the classes were moved
-from 1 and 5 to 2 and 6 points below bp, since means of three seeds scatter by about one. NAdam was run at 0.005 first,
-where bp failed in one of three seeds; these rows were dropped and it runs at 0.002. AdamW with 0.99 has no runs of the
-CNN. Learning rates are round numbers at which bp trains well.
+Raw runs are in results/advice_check.jsonl, and those that are there are not run again. Bounds of the verdicts were
+set on a perceptron (66 settings). The CNN is another network, not a clean test: a few of its rows had been seen when
+the bounds were set, all of them when averaging optimizers got bounds of their own (0.9 and 0.75) and when the classes
+were moved from 1 and 5 to 2 and 6 points below bp, since means of three seeds scatter by about one. NAdam was run at
+0.005 first, where bp failed in one of three seeds; these rows were dropped and it runs at 0.002. AdamW with 0.99 has
+no runs of the CNN. Learning rates are round numbers at which bp trains well.
 """
 
 from __future__ import annotations
