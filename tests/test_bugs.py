@@ -14,7 +14,7 @@ import unlatch
 from order_jobs import begun
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
-from unlatch.errors import ConfigError, DataError, PeerLost, StageFailed, TransportError
+from unlatch.errors import ConfigError, DataError, PeerLost, PlanError, StageFailed, TransportError
 from unlatch.schedule import Periodic, buffers, steady_buffers, streams, ticked
 from unlatch.transport.mail import FORWARD, Message
 from unlatch.transport.wire import open_envelope, seal
@@ -217,3 +217,25 @@ def test_updates_that_mix_serial_and_replayed_batches_are_refused(options):
     with pytest.raises(ConfigError, match="would mix both"):
         unlatch.methods.AuxNet(form="lagrangian", **options)
     unlatch.methods.AuxNet(form="lagrangian", serial_first=4, accumulate=2)
+
+
+class Sharpened(nn.Module):
+    """Does more in its forward than its blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = tanh_net(3)
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * 3
+
+
+def test_a_model_that_does_more_than_its_blocks_was_trained_without_it_when_there_was_no_sample():
+    (batch,) = vectors(1)
+    for enter in (lambda r: r.step(*batch), lambda r: unlatch.Trainer(r).fit([batch]), lambda r: r.evaluate([batch])):
+        run = unlatch.parallelize(Sharpened(), stages=2, loss_fn=mse_loss, optimizer=sgd)
+        with pytest.raises(PlanError, match=r"Sharpened.forward and the composition of its blocks\(\) differ"):
+            enter(run)

@@ -153,7 +153,7 @@ def test_named_tests_and_files_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
 def test_every_code_block_says_what_it_is(page: Path) -> None:
     """A block without a language, or in one that nothing checks, could rot."""
-    known = {"python", "pycon", "toml", "sh", "text"}
+    known = {"python", "pycon", "toml", "sh", "text", "diff"}  # diffs are checked by test_migration.py
     assert [fence.place for fence in fences(page, "", *_languages(page)) if fence.language not in known] == []
 
 

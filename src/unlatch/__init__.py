@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors
 
 if TYPE_CHECKING:
-    from . import data, methods, models, nn, schedule
+    from . import callbacks, data, methods, metrics, models, nn, optim, schedule
     from .io.checkpoints import Checkpoints
     from .train import Epoch, Run, StageStatistics, StepResult, Trainer, parallelize
     from .transport.faults import Faults
@@ -20,7 +20,7 @@ else:
         **dict.fromkeys(("Epoch", "Run", "StageStatistics", "StepResult", "Trainer", "parallelize"), "train"),
         **dict.fromkeys(("Ranks", "launch"), "transport.launch"),
     }
-    _ROOMS = {"data", "methods", "models", "nn", "schedule"}
+    _ROOMS = {"callbacks", "data", "methods", "metrics", "models", "nn", "optim", "schedule"}
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
@@ -47,12 +47,15 @@ __all__ = [
     "StageStatistics",
     "StepResult",
     "Trainer",
+    "callbacks",
     "data",
     "errors",
     "launch",
     "methods",
+    "metrics",
     "models",
     "nn",
+    "optim",
     "parallelize",
     "schedule",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 __all__ = [
+    "CallbackFailed",
     "CheckpointMismatch",
     "ConfigError",
     "DataError",
@@ -12,6 +13,7 @@ __all__ = [
     "NoProgress",
     "NonFinite",
     "NonFiniteLoss",
+    "OutOfStep",
     "PeerLost",
     "PlanError",
     "ScheduleError",
@@ -112,8 +114,16 @@ class StageFailed(UnlatchError):
     """User code raised inside a stage; the original exception is the cause."""
 
 
+class CallbackFailed(UnlatchError):
+    """A callback raised; the original exception is the cause. The run itself is sound, and saved if it can be."""
+
+
 class PeerLost(UnlatchError):
     """Another rank died, stalled or stopped on an error of its own."""
+
+
+class OutOfStep(UnlatchError):
+    """Ranks call different methods of a run, or not equally often, and would wait for each other for ever."""
 
 
 class NoProgress(UnlatchError):

@@ -89,6 +89,32 @@ def test_a_run_is_the_loop_written_by_hand():
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
 
 
+class StandIn(nn.Module):
+    """In the place of a module that is elsewhere: has what that one has."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["original"] = original
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.__dict__["original"], name)
+
+    def __deepcopy__(self, memo: object) -> nn.Module:
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_making_heads_leaves_the_network_alone():
+    """A head with a stand-in for the network's first layer drew new weights for that layer itself."""
+    model = chain()
+    model[4].append(StandIn(model[0][0]))
+    before = copy.deepcopy(model.state_dict())
+    begun(model, AugLocal(longest=5, microbatches=1))
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
 def test_options_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="expected shortest <= longest, got 3 and 2"):
         AugLocal(longest=2, shortest=3)

@@ -281,10 +281,16 @@ def test_costs_that_are_no_text_file(unlatch, tmp_path):
 FLAGS = {
     "mode of another method": (["--method", "pipedream", "--mode", "atomic"], "--mode belongs to --method layerpipe"),
     "mode of auto": (["--mode", "atomic"], "--mode belongs to --method layerpipe, not to auto"),
-    "unknown mode": (["--method", "layerpipe", "--mode", "fraction"], "unknown mode 'fraction'"),
-    "empty mode": (["--method", "layerpipe", "--mode", ""], "unknown mode ''"),
+    "unknown mode": (
+        ["--method", "layerpipe", "--mode", "fraction"],
+        "'fraction' is not one of 'divisible', 'atomic', 'factor'",
+    ),
+    "empty mode": (["--method", "layerpipe", "--mode", ""], "'' is not one of"),
     "unknown method": (["--method", "gpipe"], "--method is layerpipe, pipedream or auto, got 'gpipe'"),
-    "unknown placement": (["--method", "layerpipe", "--placement", "best"], "--placement is row, list or exact"),
+    "unknown placement": (
+        ["--method", "layerpipe", "--placement", "best"],
+        "'best' is not one of 'row', 'list', 'exact'",
+    ),
     "placement of another method": (["--placement", "row"], "--placement belongs to --method layerpipe"),
     "replicas of another method": (["--method", "layerpipe", "--replicate"], "--replicate belongs to --method pipedr"),
     "memory of another method": (["--method", "layerpipe", "--memory", "1e9"], "--memory belongs to --method auto"),
@@ -317,3 +323,17 @@ def test_bad_flags_are_refused_in_words(unlatch, costs, case):
     assert result.exit_code == 2, result.output
     assert phrase in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_the_optimizer_of_the_settings_was_not_read(unlatch, conf):
+    """Risks were those of SGD with Nesterov momentum, whatever the settings named."""
+
+    def pipedream(optimizer: str) -> tuple[str, float | None]:
+        conf.write_text(conf.read_text().partition("[optimizer]")[0] + f"[optimizer]\n{optimizer}\n")
+        ranked = json.loads(unlatch("plan", conf, "--cost-model", "mac", "--devices", 2, "--json").stdout)["ranking"]
+        return next((one["risk"], one["stability"]) for one in ranked if one["method"] == "pipedream")
+
+    assert pipedream("momentum = 0.9") == ("about bp", pytest.approx(0.770, abs=1e-3))
+    assert pipedream("momentum = 0.9\nnesterov = false") == ("some loss", pytest.approx(0.2))
+    assert pipedream('name = "Adam"')[1] == pytest.approx(2.0)
+    assert pipedream('name = "RMSprop"') == ("not known", None)

@@ -19,7 +19,8 @@ SAVING = ["--save-every", "20 batches"]
 
 def flags_of(method, cut):
     flags = ["--method", method, "--epochs", 40, "--set", "data.batch_size=64", *cut]
-    return [*flags, "--set", "method.microbatches=1"] if method == "pipedream" else flags
+    settings = {"pipedream": "method.microbatches=1", "petra": "method.store=[0]"}
+    return [*flags, "--set", settings[method]] if method in settings else flags
 
 
 def assert_as_if_nothing_had_happened(unlatch, conf, *flags):

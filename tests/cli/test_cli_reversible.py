@@ -95,8 +95,7 @@ def test_reports_compare_the_errors_of_inputs(unlatch, reversible):
 @pytest.mark.parametrize("method", DELAYED)
 def test_gradients_of_every_delayed_method_can_be_probed(unlatch, conf, method, tmp_path):
     flags = ["--probe", "gradients", "--probe-every", 3, "--out", "run", "--set", "method.microbatches=3"]
-    if method == "layerpipe":
-        flags += ["--set", "method.mode=stages"]
+    flags += {"layerpipe": ["--set", "method.mode=stages"], "petra": ["--set", "method.store=[0, 1]"]}.get(method, [])
     result = unlatch("train", conf, "--method", method, "--stages", 3, *flags)
     assert result.exit_code == 0, result.output
     found = read_probe(tmp_path / "run")

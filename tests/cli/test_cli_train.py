@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 
 import pytest
@@ -64,17 +66,24 @@ def test_plain_lines_without_a_terminal(unlatch, conf):
     assert "epoch 2/2  loss " in result.stdout
     assert "\x1b[" not in result.stdout
     assert "stage  blocks" in result.stdout
-    assert "a*  verdict" in result.stdout
+    assert "all stages together: a* = " in result.stdout
     assert "writing to runs/pipedream-1" in result.stdout
+
+
+def test_an_optimizer_without_theory_is_named(unlatch, conf):
+    flags = ("--set", "optimizer.name=RMSprop", "--set", "optimizer.lr=0.001")
+    result = unlatch("train", conf, "--method", "pipedream", "--stages", 2, *flags)
+    assert "stability: no advice: there is no theory of delay here for RMSprop" in result.stdout
 
 
 def test_a_setting_that_loses_accuracy_is_named_with_its_cure(unlatch, conf):
     flags = ("--set", "method.microbatches=1", "--set", "optimizer.nesterov=false")
     result = unlatch("train", conf, "--method", "fdg", "--stages", 4, *flags)
-    assert "warning: stage 0 is 5 updates late" in result.stdout
+    assert "warning: gradients are up to 5 updates late" in result.stdout
     assert "a large loss of accuracy is likely" in result.stdout
-    assert "as flags: --set method.microbatches=4 --set optimizer.nesterov=true" in result.stdout
-    cured = unlatch("train", conf, "--method", "fdg", "--stages", 4, "--set", "method.microbatches=4")
+    assert "unlatch.methods.FDG(microbatches=8)" in result.stdout
+    assert "as flags: --set method.microbatches=8\n" in result.stdout
+    cured = unlatch("train", conf, "--method", "fdg", "--stages", 4, *flags, "--set", "method.microbatches=8")
     assert "warning" not in cured.output
 
 
@@ -89,7 +98,7 @@ def test_another_method_drops_options_it_does_not_know(unlatch, conf):
 def test_an_option_of_the_same_name_is_not_taken_over(unlatch, conf, asked):
     """An option of fdg silently became one of auxnet, by whose name it went as well."""
     conf.write_text(conf.read_text() + 'stages = 2\n[method]\nname = "fdg"\nweights = "stash"\naccumulate = 2\n')
-    result = unlatch("train", conf, *asked)
+    result = unlatch("train", conf, *asked, "--set", "method.store=[0]")
     assert result.exit_code == 0, result.output
     assert "note: petra means something else by weights: dropped what the settings say for fdg" in result.stdout
     assert re.search(r"PETRA\(microbatches=2, accumulate=2, .*\bweights='current',", result.stdout)
@@ -171,7 +180,7 @@ def test_what_ends_before_it_trains_leaves_no_folder(unlatch, conf, tmp_path, mo
 
 
 def test_a_disk_without_room_is_found_out_before_training(unlatch, conf, tmp_path, monkeypatch):
-    monkeypatch.setattr("unlatch.cli.train.shortage", lambda folder, needed, what: f"{folder}: no room for {what}")
+    monkeypatch.setattr("unlatch.cli.training.shortage", lambda folder, needed, what: f"{folder}: no room for {what}")
     result = unlatch("train", conf, "--out", "run")
     assert result.exit_code == 2
     assert "run: no room for one checkpoint" in result.stderr
@@ -254,3 +263,30 @@ def test_two_processes_write_the_run_that_one_writes(unlatch, conf, cut, tmp_pat
     assert losses[0] == losses[1]
     events = (tmp_path / "two" / "events.jsonl").read_text().splitlines()
     assert len(events) == len((tmp_path / "one" / "events.jsonl").read_text().splitlines())
+
+
+def test_language_models_report_perplexity(unlatch, tmp_path):
+    (tmp_path / "tinyshakespeare.txt").write_text("".join(random.Random(0).choices("to be or not\n", k=3000)))
+    conf = tmp_path / "text.toml"
+    conf.write_text(
+        """
+        [model]
+        name = "gpt"
+        width = 16
+        depth = 2
+        heads = 2
+        [data]
+        name = "shakespeare"
+        batch_size = 64
+        options = {context = 16}
+        [run]
+        loss = "unlatch.models:next_token_loss"
+        """
+    )
+    flags = ("--data-dir", tmp_path, "--stages", 2, "--epochs", 1, "--out", "run", "--json")
+    result = unlatch("train", conf, "--method", "bp", *flags)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["evaluation"]
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-4)
+    assert 0.0 < found["accuracy"] < 1.0
+    assert metrics.read("run")[-1]["eval/perplexity"] == found["perplexity"]

@@ -10,6 +10,7 @@ import torch
 
 from unlatch.config import LRCurve, from_mapping
 from unlatch.errors import ConfigError
+from unlatch.rules.updates import StagePlace, make_optimizer
 
 
 def config(**sections: Any) -> Any:
@@ -46,6 +47,16 @@ def test_options_reach_the_optimizer() -> None:
         parameters()
     )
     assert (made.defaults["betas"], made.defaults["eps"], made.defaults["lr"]) == ((0.8, 0.95), 1e-6, 1.0)
+
+
+def test_muon_with_adamw_by_name() -> None:
+    factory = config(optimizer={"name": "unlatch.optim:MuonAdamW", "lr": 0.01, "by_adamw": "first"}).optimizer_factory()
+    named = [("first", torch.nn.Parameter(torch.ones(2, 2))), ("second", torch.nn.Parameter(torch.ones(2, 2)))]
+    groups = make_optimizer(factory, [p for _, p in named], StagePlace(0, 1, names=("first", "second"))).param_groups
+    assert [[id(p) for p in group["params"]] for group in groups] == [[id(named[1][1])], [id(named[0][1])], []]
+    assert {group["lr"] for group in groups} == {0.01}
+    with pytest.raises(ConfigError, match=r"torch refuses Muon with .*unlatch\.optim:MuonAdamW"):
+        config(optimizer={"name": "Muon"}).optimizer_factory()(parameters())
 
 
 class Plain(torch.optim.SGD):

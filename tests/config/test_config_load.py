@@ -101,6 +101,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
         "precision": "bf16",
         "loss": "cross_entropy",
         "clip_grad_norm": 1.0,
+        "clip_norm_of": "stage",
         "nonfinite": "stop",
         "split": ("body.4", "body.9"),
         "plan": "plan.json",

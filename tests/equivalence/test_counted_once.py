@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 import unlatch
 from rank_jobs import momentum_sgd
 from recording import Optimizers, feed
-from small_nets import CONV_SPLITS, conv_net, images, vectors
+from small_nets import CONV_SPLITS, conv_net, images, on_plain_nets, vectors
 from unlatch.methods import Local, get
 from unlatch.nn import replayable
 
@@ -26,7 +26,7 @@ def test_batch_norm_counts_each_micro_batch_once(name, microbatches):
     model = conv_net()
     run = unlatch.parallelize(
         model,
-        get(name, microbatches=microbatches),
+        on_plain_nets(get(name, microbatches=microbatches), stages),
         stages=stages,
         loss_fn=cross_entropy,
         optimizer=momentum_sgd,
@@ -53,7 +53,7 @@ def test_running_statistics_without_motion_are_those_of_plain_training(name):
     microbatches = 3
     run = unlatch.parallelize(
         model,
-        get(name, microbatches=microbatches),
+        on_plain_nets(get(name, microbatches=microbatches), 3),
         stages=3,
         loss_fn=cross_entropy,
         optimizer=Optimizers(torch.optim.SGD, lr=0.0),
@@ -93,7 +93,7 @@ def masks(name: str, seed: int, microbatches: int = 1) -> list[list[Tensor]]:
     model = nn.Sequential(Mask(), Mask(), Mask())
     run = unlatch.parallelize(
         model,
-        get(name, microbatches=microbatches),
+        on_plain_nets(get(name, microbatches=microbatches), 3),
         stages=3,
         loss_fn=mse_loss,
         optimizer=Optimizers(torch.optim.SGD, lr=0.1),

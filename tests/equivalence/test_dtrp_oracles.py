@@ -188,9 +188,9 @@ def test_oracle_09_without_motion_the_second_forward_equals_the_first(method, mi
 
 def test_oracle_13_the_last_module_never_predicts():
     class Watching(unlatch.rules.predict.Difference):
-        def predict(self, params, optimizer, steps, history, out=None, lr_scale=1.0):
+        def predict(self, params, optimizer, steps, history, out=None, rates=None):
             asked.setdefault(owner[id(params[0])], set()).add(steps)
-            return super().predict(params, optimizer, steps, history, out=out, lr_scale=lr_scale)
+            return super().predict(params, optimizer, steps, history, out=out, rates=rates)
 
     for stages in (2, 3, 4):
         asked: dict[int, set[int]] = {}

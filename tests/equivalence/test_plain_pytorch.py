@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 import unlatch
 from rank_jobs import falling_lr, momentum_sgd
 from recording import Optimizers, RecordingSGD, feed
-from small_nets import CONV_SPLITS, conv_net, images, vectors
+from small_nets import CONV_SPLITS, conv_net, images, on_plain_nets, vectors
 from unlatch.methods import Local, get
 from unlatch.nn import replayable
 
@@ -72,7 +72,7 @@ def test_one_stage_is_a_hand_written_loop_bit_for_bit(name):
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", GLOBAL)
 def test_zero_learning_rate_gives_the_gradient_of_backpropagation_at_every_stage(name, stages):
-    method = get(name, microbatches=stages if name == "pipedream-2bw" else 1)
+    method = on_plain_nets(get(name, microbatches=stages if name == "pipedream-2bw" else 1), stages)
     data = [(x.double(), y) for x, y in images([12] * 7)]
     optimizers = Optimizers(RecordingSGD, lr=0.0)
     model = conv_net().double()

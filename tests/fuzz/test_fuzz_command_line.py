@@ -11,12 +11,12 @@ import torch
 import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tomli_w import dumps
 from typer.testing import CliRunner
 
 from fuzzing import altered, cases, texts, values
 from unlatch.cli import app
 from unlatch.config import from_mapping
-from unlatch.io.toml import dumps
 
 COSTS = [{"name": f"l{i}", "F": 1 + i, "D": 1, "G": 2, "activation_bytes": 8, "weight_bytes": 4} for i in range(3)]
 
@@ -54,7 +54,8 @@ def run(arguments: list[str]) -> int:
 
 def flags_of(command: str) -> list[str]:
     group: Any = typer.main.get_command(app)
-    return [flag for parameter in group.commands[command].params for flag in parameter.opts if flag.startswith("-")]
+    parameters = group.get_command(None, command).params
+    return [flag for parameter in parameters for flag in parameter.opts if flag.startswith("-")]
 
 
 COMMANDS = ["train", "compare", "plan", "simulate", "bench", "check", "export", "methods"]

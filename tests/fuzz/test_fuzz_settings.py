@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tomli_w import dumps
 
 from fuzzing import altered, cases, damaged, outcome, scalars, texts, values
 from unlatch import methods
 from unlatch.config import Config, from_mapping, load
 from unlatch.errors import ConfigError, UnlatchError
-from unlatch.io.toml import dumps
 
 FULL = from_mapping({"model": {"name": "mlp"}}).model_dump(exclude_none=True)
 SECTIONS = {name: list(FULL[name]) for name in FULL}

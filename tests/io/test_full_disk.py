@@ -296,7 +296,7 @@ def test_a_run_on_a_disk_that_is_nearly_full(train, disk):
 def test_a_run_on_a_disk_that_is_full_at_its_end(train, disk, monkeypatch):
     """The last checkpoint does not fit: said in one line, with the folder; nothing half-written is left."""
     # As if somebody else had used up the room in the meantime.
-    monkeypatch.setattr("unlatch.cli.train.shortage", lambda *_: None)
+    monkeypatch.setattr("unlatch.cli.training.shortage", lambda *_: None)
     place = disk("2m")
     fill(place, leave=60_000)
     result = train("--out", place / "run")
@@ -321,14 +321,15 @@ def test_training_goes_on_while_no_checkpoint_fits(disk, caplog):
     )
     batches = [(torch.randn(8, 40), torch.randint(3, (8,))) for _ in range(24)]
 
-    def fill_up(result: unlatch.StepResult) -> None:
-        if result.step == 12:
-            run.finish_saving()
-            fill(place)
+    class FillUp(unlatch.callbacks.Callback):
+        def on_step(self, trainer: unlatch.Trainer, result: unlatch.StepResult) -> None:
+            if result.step == 12:
+                run.finish_saving()
+                fill(place)
 
     with run, caplog.at_level(logging.WARNING, "unlatch"):
-        trainer = unlatch.Trainer(run, checkpoints=place / "checkpoints", save_every="4 batches")
-        (epoch,) = trainer.fit(batches, on_step=fill_up)
+        trainer = unlatch.Trainer(run, place / "checkpoints", save_every="4 batches", callbacks=[FillUp()])
+        (epoch,) = trainer.fit(batches)
     assert epoch.samples == 24 * 8
     assert "a checkpoint could not be written" in caplog.text
     assert "No space left on device" in caplog.text

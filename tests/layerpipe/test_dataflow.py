@@ -145,6 +145,7 @@ def test_predicted_and_executed_agree(specs, devices, mode, g, samples):
             loss_fn=mse_loss,
             optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
             plan=plan,
+            sample=data[0],  # tried here, so that the first batch is not
         )
         forwards.clear()
         feed(run, data)

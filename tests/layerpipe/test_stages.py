@@ -107,6 +107,39 @@ def test_average_is_exact_for_evenly_growing_updates_once_the_start_is_forgotten
         torch.testing.assert_close(stash[k][-1], average[k][-1], rtol=0, atol=1e-9 * scale)
 
 
+@pytest.mark.parametrize("sgd", [SGD(0.1), SGD(0.05, momentum=0.9, weight_decay=1e-2)], ids=["plain", "momentum"])
+@pytest.mark.parametrize("weights", ["stash", "average", "latest"])
+@pytest.mark.parametrize("stages", [4, 6])
+def test_training_with_delays_of_six_and_ten_updates_follows_the_recursion(stages, weights, sgd):
+    """At a delay of one update the average is the stash, so that only longer ones tell anything."""
+    delays = [2 * (stages - 1 - k) for k in range(stages)]
+    assert delays[0] in (6, 10)
+    run = follow_recursion(
+        tanh_net(stages),
+        LayerPipe(mode="stages", weights=weights, microbatches=1),
+        vectors(40, size=12),
+        sgd,
+        version=behind(delays),
+        backward={"stash": "forward", "average": "average", "latest": "current"}[weights],
+        mixed=weights != "stash",
+        delays=delays,
+        # The average sums up past updates, the reference whole weights.
+        tolerance=1e-13 if weights == "average" else 0.0,
+    )
+    assert [stage.staleness for stage in run.statistics()] == delays
+
+
+def test_the_three_kinds_of_weights_train_differently_at_such_delays():
+    ends = []
+    for weights in ("stash", "average", "latest"):
+        model = tanh_net(4)
+        method = LayerPipe(mode="stages", weights=weights, microbatches=1)
+        feed(begin(model, method, partial(torch.optim.SGD, lr=0.1)), vectors(40, size=12))
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    stash, average, latest = ends
+    assert 1e-6 < (average - stash).norm() < (latest - stash).norm()
+
+
 class Scale(nn.Module):
     def __init__(self, value):
         super().__init__()

@@ -16,6 +16,7 @@ from layerpipe_jobs import MIXED, UNIT, chain_costs, residual_net, tall_conv_net
 from recording import Optimizers, Scripted, feed
 from recursions import behind, follow_recursion, torch_sgd
 from small_nets import images, tanh_net, vectors
+from tied_nets import TiedLM, padded, token_mean, token_sum, tokens
 from unlatch.errors import ConfigError, PlanError
 from unlatch.methods import LayerPipe
 from unlatch.plan import Plan, plan_from_json, plan_to_json
@@ -60,6 +61,15 @@ def test_linear_layers_follow_the_recursion(times, devices, mode):
 @pytest.mark.parametrize("mode", ["atomic", "factor"])
 def test_other_layers_are_rebuilt_elsewhere_and_follow_the_recursion_exactly(devices, mode):
     compare(residual_net(4), task_plan(UNIT, devices, mode), vectors(14, size=8))
+
+
+@pytest.mark.parametrize("loss_fn", [token_mean, token_sum], ids=["mean", "counted"])
+@pytest.mark.parametrize("devices", [2, 3, 4, 6])
+@pytest.mark.parametrize("mode", ["atomic", "factor"])
+def test_a_tied_weight_follows_the_recursion_wherever_its_gradients_are_computed(devices, mode, loss_fn):
+    torch.manual_seed(0)
+    data = padded(12) if loss_fn is token_sum else tokens(12)
+    compare(TiedLM().double(), task_plan(UNIT, devices, mode), data, loss_fn=loss_fn, tolerance=ROUNDING)
 
 
 def test_shared_input_gradients_of_large_layers_differ_by_rounding_only():
@@ -142,6 +152,51 @@ def test_without_motion_all_weight_rules_give_the_gradient_of_backpropagation(ne
         plan = task_plan(UNIT, devices, mode)
         compare(model, plan, data, sgd=SGD(0.0), weights=weights)
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), truth.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("weights", ["stash", "average", "latest"])
+@pytest.mark.parametrize(
+    ("net", "devices", "mode"),
+    [("tanh", 2, "divisible"), ("tanh", 4, "divisible"), ("conv", 2, "divisible"), ("conv", 4, "atomic")],
+)
+def test_weights_of_input_gradients_follow_the_recursion_wherever_they_are_used(net, devices, mode, weights):
+    """Here every weight gradient comes no earlier than the input gradient, so that both meet the same version."""
+    plan = task_plan(UNIT, devices, mode)
+    assert any(task.fraction != 1 for task in plan.tasks) == (mode == "divisible")
+    if net == "conv":
+        model, loss_fn = tall_conv_net().double(), nn.functional.cross_entropy
+        data = [(x.double(), y) for x, y in images([6] * 16)]
+    else:
+        model, loss_fn, data = tanh_net(4), mse_loss, vectors(24, size=8)
+    follow_recursion(
+        model,
+        LayerPipe(mode=mode, weights=weights, microbatches=1),
+        data,
+        MOMENTUM,
+        version=behind(plan.delays),
+        plan=plan,
+        loss_fn=loss_fn,
+        backward={"stash": "forward", "average": "average", "latest": "current"}[weights],
+        mixed=weights != "stash",
+        delays=plan.delays,
+        tolerance=ROUNDING,
+    )
+
+
+def test_under_bf16_tasks_are_placed_whole_and_a_shared_one_is_refused_by_that_name():
+    """Once the message was about linear maps, which the layer in question was."""
+    options = {"loss_fn": nn.functional.cross_entropy, "optimizer": torch_sgd(SGD(0.05)), "precision": "bf16"}
+    with pytest.raises(PlanError, match=r"layer 1 \(2\) is shared by rows, which precision='bf16' does not allow"):
+        unlatch.parallelize(tall_conv_net(), LayerPipe(), stages=2, plan=task_plan(UNIT, 2, "divisible"), **options)
+    for weights in ("stash", "average", "latest"):
+        method = LayerPipe(weights=weights, microbatches=1)
+        run = unlatch.parallelize(tall_conv_net(), method, stages=2, sample=images([6])[0], **options)
+        exact = unlatch.parallelize(
+            tall_conv_net(), method, stages=2, plan=run.plan, **(options | {"precision": "fp32"})
+        )
+        found, expected = ([result.loss for result in feed(each, images([6] * 8))] for each in (run, exact))
+        assert found != expected
+        assert found == pytest.approx(expected, rel=0.02)
 
 
 def test_old_weights_are_copied_only_where_they_are_needed():

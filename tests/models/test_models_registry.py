@@ -90,7 +90,7 @@ def test_function_of_ones_own() -> None:
 def test_faults_of_functions_of_ones_own() -> None:
     with pytest.raises(ConfigError, match=r"no function 'smal' in it\. Did you mean 'small'\?"):
         models.build("own_models_for_test:smal")
-    with pytest.raises(ConfigError, match="no function 'constant'"):
+    with pytest.raises(ConfigError, match="constant is an object of int, made already: expected a class or a function"):
         models.build("own_models_for_test:constant")
     with pytest.raises(ConfigError, match=r"returned int: expected a torch\.nn\.Module"):
         models.build("own_models_for_test:wrong")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rank_jobs
+import timing_jobs
 import unlatch
 from unlatch.methods import AuxNet, get
 
@@ -90,3 +91,23 @@ def test_a_rank_that_ran_ahead_after_a_long_warmup_was_taken_for_one_that_broke_
     method = AuxNet(form="lagrangian", serial_first=12)
     inline = rank_jobs.train_with_a_slow_stage(method, 18)
     assert ranks4.run(rank_jobs.train_with_a_slow_stage, method, 18) == [inline] * 4
+
+
+@pytest.mark.parametrize(("aux_seconds", "pays"), [(0.005, True), (0.06, False)])
+def test_o16_the_formula_predicts_the_step_time_of_two_ranks_and_whether_they_gain(ranks2, aux_seconds, pays):
+    """One stage has half of the layers and the AuxNet: with a heavy one the gain would begin beyond two stages."""
+    seconds, tries = 0.02, []
+    # Layers only sleep, but on a crowded machine they wake up late: it is given some chances.
+    while not tries or (not all(tries[-1].values()) and len(tries) < 6):
+        serial = timing_jobs.serial_step(seconds)
+        outcomes = ranks2.run(timing_jobs.auxnet_step, seconds, aux_seconds)
+        # Ranks wait for each other, so that both have the same pace.
+        step, times = max(found for found, _ in outcomes), outcomes[0][1]
+        tries.append(
+            {
+                f"a step takes {times.step(2):.3f} s, not {step:.3f}": step == pytest.approx(times.step(2), rel=0.25),
+                f"{times.speed_up(2):.2f} times as fast": serial / step == pytest.approx(times.speed_up(2), rel=0.25),
+                "two stages pay": (serial > step) == pays == (times.break_even < 2),
+            }
+        )
+    assert all(tries[-1].values()), tries

@@ -41,6 +41,23 @@ def test_four_ranks(ranks4, method):
     check(ranks4, method, (4,))
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_norm_of_the_whole_model(ranks2, stages):
+    names = ("bp", "gpipe", "1f1b", "zb-h1", "zb-h2")
+    expected = rank_jobs.train_conv_by_whole_norm(names, stages)
+    for found in ranks2.run(rank_jobs.train_conv_by_whole_norm, names, stages):
+        for name in names:
+            assert rank_jobs.differences(expected[name], found[name]) == [], name
+
+
+def test_learning_rates_that_change_once_per_epoch(ranks2):
+    names = ("1f1b", "pipedream", "dtrp", "dgl")
+    expected = rank_jobs.fit_with_rates_per_epoch(names)
+    for found in ranks2.run(rank_jobs.fit_with_rates_per_epoch, names):
+        for name in names:
+            assert rank_jobs.differences(expected[name], found[name]) == [], name
+
+
 def test_the_comparison_sees_small_differences():
     one = rank_jobs.train_conv("dtr", 2)
     other = rank_jobs.train_conv("dtr", 2, seed=4)

@@ -58,11 +58,60 @@ def test_a_script_that_fails_exits_with_an_error_and_one_traceback(tmp_path):
     assert "stage 0 failed in the backward of batch" in done.stderr
 
 
-def test_functions_that_ranks_cannot_import(tmp_path):
-    """Code given on the command line exists in this process only."""
-    done = run_python("-c", "import unlatch\ndef f(): pass\nunlatch.launch(f, 1)")
+NOTEBOOK = """
+import unlatch
+from dataclasses import dataclass
+
+class Mistake(Exception):
+    def __init__(self, rank, more):
+        super().__init__(rank)
+
+@dataclass
+class Found:
+    value: object
+
+offset = 40
+
+def here(x):
+    return Found(x + offset)
+
+def fails():
+    raise Mistake(0, "more")
+
+def inner(scale):
+    def closure(x):
+        return scale * x
+    return closure
+
+with unlatch.Ranks(1) as ranks:
+    [found] = ranks.run(here, 2)
+    assert isinstance(found, Found) and found.value == 42, found
+    assert ranks.run(lambda x: x * offset, 2) == [80]
+    assert ranks.run(inner(3), 5) == [15]
+    [doubled] = ranks.run(inner, 2)
+    assert doubled(4) == 8
+    try:
+        ranks.run(fails)
+    except unlatch.errors.StageFailed as error:
+        print(error)
+"""
+
+
+def test_functions_classes_and_errors_of_a_notebook(tmp_path):
+    """What exists in this process only: code on standard input or in cells, lambdas, functions in functions."""
+    pytest.importorskip("cloudpickle", reason="the extra notebook is not installed")
+    done = subprocess.run([sys.executable], input=NOTEBOOK, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # It cannot be made again from its arguments, so its text has to do.
+    assert "Mistake: 0" in done.stdout
+
+
+def test_without_the_extra_it_is_named():
+    refused = "import sys\nsys.modules['cloudpickle'] = None\nimport unlatch\ndef f(): pass\n"
+    done = run_python("-c", refused + "import os\nprint(len(unlatch.launch(os.getcwd, 1)))\nunlatch.launch(f, 1)")
+    assert done.stdout == "1\n"
     assert done.returncode == 1
-    assert "importable" in done.stderr
+    assert "unlatch[notebook]" in done.stderr
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])

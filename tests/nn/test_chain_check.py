@@ -71,22 +71,41 @@ def test_uncovered_parameters() -> None:
         check(Forgets(), [0])
 
 
-def test_tied_weights() -> None:
+def test_tied_weights_may_be_cut_apart() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     model[2].weight = model[0].weight
+    check(model, [0], torch.randn(3, 2))
+    check(model, [0, 1, 2], torch.randn(3, 2))
+
+
+@pytest.mark.parametrize("frozen", [None, 0, 1])
+def test_two_parameters_over_one_memory(frozen: int | None) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    said = r"the memory of two parameters, '0\.weight' and '1\.weight'"
+    if frozen is not None:
+        model[frozen].weight.requires_grad_(False)
+        said += rf", of which '{frozen}\.weight' is frozen"
     check(model, [0])
-    with pytest.raises(PlanError, match=r"'0\.weight' is shared by block '0' \(stage 0\) and block '2' \(stage 1\)"):
-        check(model, [0, 2])
-    tied_memory = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    tied_memory[1].weight = nn.Parameter(tied_memory[0].weight.data)
-    with pytest.raises(PlanError, match=r"'1\.weight' is shared"):
-        check(tied_memory, [0, 1])
+    with pytest.raises(PlanError, match=said):
+        check(model, [0, 1])
+
+
+def test_a_frozen_weight_is_shared_by_stages_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    model[2].weight = model[0].weight
+    model[0].weight.requires_grad_(False)
+    check(model, [0, 1, 2], torch.randn(3, 2))
+    assert [type(block.module) for block in chain(model)] == [nn.Linear, nn.Tanh, nn.Linear]
 
 
 def test_module_in_two_stages() -> None:
     norm = nn.BatchNorm1d(2, affine=False)
     with pytest.raises(PlanError, match=r"BatchNorm1d is shared by block '0' \(stage 0\) and block '2' \(stage 1\)"):
         check([norm, nn.ReLU(), norm], [0, 2])
+    trained = nn.BatchNorm1d(2)
+    with pytest.raises(PlanError, match=r"buffer 'running_mean' is shared by block '0' \(stage 0\) and block '2'"):
+        check([trained, nn.ReLU(), trained], [0, 2])
     inner = [nn.Sequential() for _ in range(2)]
     for part in inner:
         part.add_module("norm", norm)

@@ -45,8 +45,9 @@ def head(channels: int) -> nn.Sequential:
 
 
 def parallelize(model: nn.Sequential, method: Any = "petra", **options: Any) -> unlatch.Run:
-    settings = {"loss_fn": cross_entropy, "optimizer": sgd, "split": [str(i) for i in range(1, len(model))], **options}
-    return unlatch.parallelize(model, method, stages=len(model), **settings)
+    split = [str(i) for i in range(1, len(model))]
+    settings: dict[str, Any] = {"loss_fn": cross_entropy, "optimizer": sgd, "split": split, **options}
+    return unlatch.parallelize(model, method, stages=len(settings["split"]) + 1, **settings)
 
 
 def with_middle(middle: nn.Module, channels: int = 8, out: int | None = None) -> nn.Sequential:
@@ -124,19 +125,41 @@ def test_one_tensor_where_two_streams_are_needed() -> None:
         parallelize(model, sample=images())
 
 
-def test_a_network_without_reversible_blocks_trains_as_dsp_and_says_so() -> None:
-    run = rev_run(rev_net("SDDH"), "petra", sgd)
-    assert [n for n in run.notes if "this is DSP" in n]
-    assert not [n for n in rev_run("SRRH", "petra", sgd).notes if "DSP" in n]
-    assert not [n for n in rev_run("SDDH", "dsp", sgd).notes if "DSP" in n]
-    assert not [n for n in rev_run("SDDH", "petra", sgd, []).notes if "DSP" in n]
+def test_a_network_that_is_not_reversible_is_refused_by_name() -> None:
+    """It used to train on as DSP, and said so in the notes only."""
+    with pytest.raises(PlanError, match=r"\(block '0' of stage 0, block '1' of stage 1, .* store=\(0, 1, 2\)"):
+        parallelize(rev_net("SDDH"))
+    with pytest.raises(PlanError, match=r"\(blocks '0', '1', '2' and 1 more of stage 0\): take a reversible"):
+        parallelize(rev_net("SDDDH"), split=["4"])
+    with pytest.raises(PlanError, match=r"cut the model so that its reversible blocks come below the last stage"):
+        parallelize(rev_net("SDRRH"), split=["1", "2"])
+    with pytest.raises(PlanError, match=r"store=\(0, 1, 2\)"):
+        parallelize(rev_net("SDDH"), PETRA(store=(0, 1)))
 
 
-def test_stages_that_mix_blocks_are_named() -> None:
-    run = rev_run("SRRDRRH", "petra", sgd, [1, 3, 6])
-    assert any("inputs are stored at stage 2 (block '3' is not reversible)" in note for note in run.notes)
-    run = rev_run("SRRDRRH", "petra", sgd, [3, 6])
-    assert any("this is DSP. Reversible blocks were found in stage 1 (block '3'" in note for note in run.notes)
+def test_inputs_may_be_kept_knowingly(caplog: pytest.LogCaptureFixture) -> None:
+    for method in (PETRA(store=(0, 1, 2)), PETRA(inputs="store"), "dsp"):
+        assert not [note for note in parallelize(rev_net("SDDH"), method).notes if "stored" in note]
+    assert not [note for note in parallelize(rev_net("SRRH")).notes if "stored" in note]
+    assert (
+        parallelize(rev_net("SDDH"), PETRA(store=(1,)), split=[], loss_fn=mse_loss).step(*regression(1)[0]).batch == 0
+    )
+    assert "stored" not in caplog.text
+
+
+def test_stages_that_store_are_named_where_others_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    apart = ". Start a stage before and after these blocks"
+    for starts, text in (
+        ([1, 3, 6], "inputs are stored at stage 2 (block '3'), which cannot be computed back" + apart),
+        ([1, 3, 4, 6], "inputs are stored at stage 2 (block '3'), which cannot be computed back"),
+        ([3, 6], "inputs are stored at stage 0 (block '0'), stage 1 (block '3'), which cannot be computed back; so"),
+    ):
+        caplog.clear()
+        run = rev_run("SRRDRRH", "petra", sgd, starts)
+        (note,) = [note for note in run.notes if "stored" in note]
+        assert note.startswith(text)
+        assert (apart in note) == (starts != [1, 3, 4, 6])
+        assert note in caplog.messages
 
 
 def test_the_models_of_the_library_pass_the_check() -> None:

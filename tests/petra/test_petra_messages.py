@@ -78,6 +78,8 @@ def test_streams_stay_in_single_precision_under_autocast() -> None:
         loss_fn=cross_entropy,
         optimizer=partial(torch.optim.SGD, lr=0.0),
         precision="bf16",
+        # Tried on a sample, the model computes in single precision.
+        sample=(torch.randn(8, 1, 8, 8), torch.randint(10, (8,))),
     )
     computed: set[torch.dtype] = set()
     for module in model.modules():

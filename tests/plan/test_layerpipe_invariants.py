@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations_with_replacement, product
 
+import networkx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,3 +217,44 @@ def test_whole_layers_give_two_slots_per_stage(costs: list[LayerCost], cuts: lis
     plan = assemble(as_chain(costs), max(homes) + 1, "atomic", placed)
     assert plan.delays.gradient == tuple(2 * (homes[-1] - home) for home in homes)
     assert plan.delays.activation == plan.delays.gradient
+
+
+def delays_in_place(plan: PlannedTasks) -> networkx.DiGraph:
+    """What needs what, with the delay of every edge before tasks were placed and as their slots make it.
+
+    Weights are nodes of their own, where and when the forward reads them; an update is in force one slot after its G.
+    """
+    forward = {task.layer: task for task in plan.tasks if task.kind == "F"}
+    graph = networkx.DiGraph()
+    for before, after in edges(plan):
+        graph.add_edge(before, after, inserted=0, now=after.slot - before.slot)
+    for task in plan.tasks:
+        weights = forward[task.layer]._replace(device=-1)
+        if task.kind == "G":
+            graph.add_edge(task, weights, inserted=1 + plan.delays.gradient[task.layer], now=1)
+        else:
+            graph.add_edge(weights, task, inserted=0, now=task.slot - weights.slot)
+    return graph
+
+
+@given(layers(most=4), devices, st.sampled_from(["divisible", "atomic"]))
+@settings(max_examples=60)
+def test_retiming_leaves_the_delays_round_every_loop_as_they_were(
+    costs: list[LayerCost], count: int, mode: str
+) -> None:
+    """Invariant 5.5.4: a delay is moved and not made; none is negative; one at least between devices."""
+    plan = plan_layerpipe(costs, count, mode)
+    graph = delays_in_place(plan)
+    for before, after, delay in graph.edges(data="now"):
+        assert delay >= (-1 not in (before.device, after.device) and before.device != after.device)
+    loops = list(networkx.simple_cycles(graph))
+    for loop in loops:
+        along = [graph.edges[edge] for edge in zip(loop, [*loop[1:], loop[0]], strict=True)]
+        assert sum(edge["now"] for edge in along) == sum(edge["inserted"] for edge in along)
+    # Round each layer at least: its weights, all forwards from there on, the gradients back to it.
+    assert len(loops) >= len(costs)
+    kept = [
+        max((graph.edges[w, d]["now"] for w, d in graph.edges if w.device == -1 and d[:2] == ("D", layer)), default=0)
+        for layer in range(len(costs))
+    ]
+    assert kept == list(plan.delays.weight_stash)

@@ -79,18 +79,24 @@ def test_wrong_number_of_costs() -> None:
         make_plan(identities(3), 2, costs=[cost("0", 1, 1)])
 
 
-def test_automatic_cut_keeps_tied_blocks_together() -> None:
-    shared = nn.Linear(4, 4)
+def test_automatic_cut_keeps_blocks_with_a_module_in_common_together() -> None:
+    shared = nn.BatchNorm1d(4)
     model = [nn.Linear(4, 4), shared, nn.Tanh(), shared, nn.Linear(4, 4)]
     blocks = chain(model)
     costs = [cost(block.name, 1.0, 1.0) for block in blocks]
     assert make_plan(blocks, 2, costs=costs).stages == (("0",), ("1", "2", "3", "4"))
     assert make_plan(blocks, 3, costs=costs).stages == (("0",), ("1", "2", "3"), ("4",))
-    assert make_plan(blocks, 3, costs=costs).parameters == (20, 20, 20)
-    with pytest.raises(
-        PlanError, match="only 3 stages are possible, not 4, because blocks '1' and '3' share parameter"
-    ):
+    assert make_plan(blocks, 3, costs=costs).parameters == (20, 8, 20)
+    with pytest.raises(PlanError, match="only 3 stages are possible, not 4, because blocks '1' and '3' share buffer"):
         make_plan(blocks, 4, costs=costs)
+
+
+def test_automatic_cut_may_separate_tied_weights() -> None:
+    model = [nn.Linear(4, 4) for _ in range(4)]
+    model[3].weight = model[0].weight
+    plan = make_plan(chain(model), 4)
+    assert plan.stages == (("0",), ("1",), ("2",), ("3",))
+    assert plan.parameters == (20, 20, 20, 4)
 
 
 def test_its_split_gives_the_same_cut_again() -> None:

@@ -306,12 +306,13 @@ def test_groups_keep_their_own_settings(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "geometric", "coasting", "constant-gradient"])
-@pytest.mark.parametrize("optimizer_name", ["heavy-ball", "adamw"])
-def test_lr_scale_is_the_lr_of_the_coming_updates(name: str, optimizer_name: str) -> None:
+@pytest.mark.parametrize("optimizer_name", ["heavy-ball", "nesterov", "adamw"])
+def test_rates_are_those_of_the_coming_updates(name: str, optimizer_name: str) -> None:
     p = predictor(name)
     params, optimizer, history = trained(OPTIMIZERS[optimizer_name], p)
-    scaled = p.predict(params, optimizer, 3, history, lr_scale=0.25)
-    optimizer.param_groups[0]["lr"] *= 0.25
+    rate = 0.25 * optimizer.param_groups[0]["lr"]
+    scaled = p.predict(params, optimizer, 3, history, rates=[[rate] * 3])
+    optimizer.param_groups[0]["lr"] = rate
     assert distance(scaled, p.predict(params, optimizer, 3, history)) == 0
     optimizer.param_groups[0]["lr"] = 0.0
     assert all(torch.equal(a, b) for a, b in zip(p.predict(params, optimizer, 3, history), params, strict=True))
@@ -319,7 +320,7 @@ def test_lr_scale_is_the_lr_of_the_coming_updates(name: str, optimizer_name: str
 
 def test_a_measured_difference_holds_its_lr_already() -> None:
     params, optimizer, history = trained(OPTIMIZERS["heavy-ball"], Difference())
-    scaled, plain = (Difference().predict(params, optimizer, 3, history, lr_scale=x) for x in (0.1, 1.0))
+    scaled, plain = (Difference().predict(params, optimizer, 3, history, rates=r) for r in ([[0.01] * 3], None))
     assert distance(scaled, plain) == 0
 
 

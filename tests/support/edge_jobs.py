@@ -232,6 +232,11 @@ def fits(name: str, compensate: int = 1) -> dict[str, Any]:
     method = unlatch.methods.DTRP(compensate=compensate) if compensate > 1 else name
     run = conv_run(method, 2)
     seen: list[Any] = []
+
+    class Seen(unlatch.callbacks.Callback):
+        def on_step(self, trainer: unlatch.Trainer, result: unlatch.StepResult) -> None:
+            seen.append(result)
+
     loader = held_out = None
     if 0 in run.stations:
         x, y = images([29])[0]
@@ -239,7 +244,7 @@ def fits(name: str, compensate: int = 1) -> dict[str, Any]:
         loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, generator=shuffled)
         held_out = DataLoader(TensorDataset(*images([10], seed=2)[0]), batch_size=4)
     with run:
-        epochs = unlatch.Trainer(run).fit(loader, epochs=3, eval_loader=held_out, on_step=seen.append)
+        epochs = unlatch.Trainer(run, callbacks=[Seen()]).fit(loader, epochs=3, eval_loader=held_out)
         state = copied_state(run.module())
     return {
         "epochs": [(e.epoch, e.loss, e.samples, e.evaluation) for e in epochs],

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import unlatch
+from small_nets import on_plain_nets
 from unlatch.methods import get
 from unlatch.schedule import streams
 
@@ -49,7 +50,7 @@ def begun(case: str, accumulate: int = 1, distributed: bool | None = None, **mor
     name, options = CASES[case]
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)])
-    method = get(name, accumulate=accumulate, **options)
+    method = on_plain_nets(get(name, accumulate=accumulate, **options), 3)
     planned = name == "layerpipe" and method.mode != "stages"
     log = logging.getLogger("unlatch")
     level = log.level

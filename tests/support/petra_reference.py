@@ -2,14 +2,16 @@
 
 With tau = 2(J-1-j) ticks of delay at stage j and k micro-batches per update, the forward of micro-batch b uses version
 max(0, b - tau) // k of the stage's weights and its backward version b // k. A stage of couplings y = x~ + f(x), y~ = x
-computes x = y~, x~ = y - f(y~) with the latter.
+computes x = y~, x~ = y - f(y~) with the latter. Batch norm normalises by the batch in every pass and counts in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +42,9 @@ def petra_recursion(
     *,
     k: int = 1,
     delays: Sequence[int] | None = None,
-    stash: bool = False,
+    backward: Literal["current", "stash", "average"] = "current",
+    predict: str = "none",
+    counting: Literal["forward", "backward"] = "backward",
 ) -> Petra:
     """Train on micro-batches in order.
 
@@ -48,7 +52,10 @@ def petra_recursion(
 
     - `stages`: each a sequence of blocks; those marked `reversible` consist of modules with a branch `f`.
     - `delays`: ticks between forward and backward per stage, by default PETRA's.
-    - `stash`: go backward with the weights of the forward instead of the current ones.
+    - `backward`: the weights to go backward with: the current ones, a stash of the forward's, or an average
+      reconstruction of the latter: W(t) + d ubar(t), ubar the bias-corrected mean of updates with decay (D-1)/(D+1).
+    - `predict`: the forward's weights as they are expected to be at the time of the backward.
+    - `counting`: the pass whose batch statistics enter the running ones, in the buffers of `stages` themselves.
     """
     count = len(stages)
     taus = [2 * (count - 1 - j) for j in range(count)] if delays is None else delays
@@ -57,35 +64,69 @@ def petra_recursion(
         [[] for _ in stages],
         [[] for _ in stages],
     )
-    speeds: list[dict[str, Tensor | None]] = [dict.fromkeys(w[0]) for w in path.weights]
+    speeds: list[list[dict[str, Tensor | None]]] = [[dict.fromkeys(w[0])] for w in path.weights]
+    applied: list[list[Weights]] = [[] for _ in stages]
     sums: list[Weights] = [{} for _ in stages]
+
+    def seen_by_forward(j: int, version: int, now: int) -> Weights:
+        w = path.weights[j][version]
+        if predict == "none" or version in (0, now):
+            return w
+        before, v, g = path.weights[j][version - 1], speeds[j][version], applied[j][version - 1]
+        coming = [sgd.lr] * (now - version)
+        return {n: sgd.predict(predict, w[n], before[n], v[n], g[n], sgd.lr, coming) for n in w}
+
+    def seen_by_backward(j: int, version: int, now: int) -> Weights:
+        w = path.weights[j][now]
+        if backward == "current" or version == now:
+            return w
+        longest = -(-taus[j] // k)
+        decay = (longest - 1) / (longest + 1)
+        mean = {n: torch.zeros_like(t) for n, t in w.items()}
+        for old, new in pairwise(path.weights[j][: now + 1]):
+            mean = {n: decay * mean[n] + (1 - decay) * (old[n] - new[n]) for n in mean}
+        return {n: w[n] + (now - version) * mean[n] / (1 - decay**now) for n in w}
+
     for b, (x, y) in enumerate(micros):
-        seen = [path.weights[j][max(0, b - taus[j]) // k] for j in range(count)]
+        now, versions = b // k, [max(0, b - tau) // k for tau in taus]
+        seen = [seen_by_forward(j, versions[j], now) for j in range(count)]
         inputs: list[State] = [(x,)]
         for j in range(count - 1):
-            with torch.no_grad():
+            with torch.no_grad(), _statistics(stages[j], counting == "forward"):
                 inputs.append(_call(stages[j], seen[j], inputs[j]))
         state, delta = inputs[-1], None
         for j in reversed(range(count)):
-            at = seen[j] if stash else path.weights[j][b // k]
-            if j == count - 1:
-                loss, found, delta = _top(stages[j], at, inputs[j], y, loss_fn, 1 / k)
-                path.losses.append(loss)
-            elif reversible[j]:
-                state, found, delta = _reverse(stages[j], at, state, delta)
-            else:
-                state = inputs[j]
-                found, delta = _recompute(stages[j], at, state, delta)
+            at = seen[j] if backward == "stash" else seen_by_backward(j, versions[j], now)
+            with _statistics(stages[j], counting == "backward" or j == count - 1):
+                if j == count - 1:
+                    loss, found, delta = _top(stages[j], at, inputs[j], y, loss_fn, 1 / k)
+                    path.losses.append(loss)
+                elif reversible[j]:
+                    state, found, delta = _reverse(stages[j], at, state, delta)
+                else:
+                    state = inputs[j]
+                    found, delta = _recompute(stages[j], at, state, delta)
             path.gradients[j].append(found)
             path.errors[j].append(_error(state, inputs[j]))
             sums[j] = {n: sums[j][n] + g for n, g in found.items()} if sums[j] else found
         if (b + 1) % k == 0:
             for j in range(count):
-                stepped = {n: sgd.step(path.weights[j][-1][n], speeds[j][n], g) for n, g in sums[j].items()}
+                stepped = {n: sgd.step(path.weights[j][-1][n], speeds[j][-1][n], g) for n, g in sums[j].items()}
                 path.weights[j].append({n: w for n, (w, _) in stepped.items()})
-                speeds[j] = {n: v for n, (_, v) in stepped.items()}
+                speeds[j].append({n: v for n, (_, v) in stepped.items()})
+                applied[j].append(sums[j])
                 sums[j] = {}
     return path
+
+
+@contextmanager
+def _statistics(stage: nn.Module, count: bool) -> Iterator[None]:
+    """Unless this pass counts, running statistics are afterwards what they were before."""
+    before = {name: value.clone() for name, value in stage.named_buffers()}
+    yield
+    if not count:
+        for name, value in stage.named_buffers():
+            value.copy_(before[name])
 
 
 def _call(stage: nn.Module, weights: Weights, state: State) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import unlatch
-from small_nets import CONV_SPLITS, conv_net, images, tanh_net, vectors
+from small_nets import CONV_SPLITS, conv_net, images, on_plain_nets, tanh_net, vectors
 
 Outcome = dict[str, Any]
 
@@ -48,7 +49,7 @@ def conv_run(method: Any, stages: int, **options: Any) -> unlatch.Run:
         "sample": images([12])[0],
         "seed": 3,
     }
-    return unlatch.parallelize(conv_net(), method, stages=stages, **{**settings, **options})
+    return unlatch.parallelize(conv_net(), on_plain_nets(method, stages), stages=stages, **{**settings, **options})
 
 
 def train_conv(method: Any, stages: int, sizes: tuple[int, ...] = (12, 12, 12, 5), **options: Any) -> Outcome:
@@ -69,6 +70,25 @@ def train_conv(method: Any, stages: int, sizes: tuple[int, ...] = (12, 12, 12, 5
 
 def train_conv_each(method: str, stage_counts: tuple[int, ...]) -> dict[int, Outcome]:
     return {stages: train_conv(method, stages) for stages in stage_counts}
+
+
+def train_conv_by_whole_norm(methods: tuple[str, ...], stages: int) -> dict[str, Outcome]:
+    """Gradients limited by the norm of the whole model's, with an accumulation that the end leaves incomplete."""
+    return {
+        name: train_conv(unlatch.methods.get(name, accumulate=3), stages, clip_norm_of="model", clip_grad_norm=0.05)
+        for name in methods
+    }
+
+
+def fit_with_rates_per_epoch(methods: tuple[str, ...]) -> dict[str, Outcome]:
+    """Sessions whose learning rate halves when an epoch ends, and batches stay under way."""
+    found = {}
+    for name in methods:
+        halving = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+        with conv_run(name, 3, lr_scheduler=halving, lr_scheduler_per="epoch") as run:
+            epochs = unlatch.Trainer(run).fit(images([12, 12, 5]), 3)
+            found[name] = {"losses": [epoch.loss for epoch in epochs], "state": copied_state(run.module())}
+    return found
 
 
 class Slow(nn.Module):

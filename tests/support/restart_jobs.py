@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 import unlatch
 from fault_jobs import NEVER, network
 from rank_jobs import Outcome, copied_state
-from small_nets import vectors
+from small_nets import on_plain_nets, vectors
 from unlatch.errors import ConfigError
 from unlatch.transport.reports import report_progress
 
@@ -66,7 +66,7 @@ class Kills(nn.Module):
 
 
 def session(
-    method: str, folder: str | None, kills: Sequence[int] = (), on_step: Callable[[Any], None] | None = None
+    method: str, folder: str | None, kills: Sequence[int] = (), callbacks: Sequence[unlatch.callbacks.Callback] = ()
 ) -> Outcome:
     """Train a fixed number of epochs, from the last checkpoint on if there is one.
 
@@ -77,7 +77,7 @@ def session(
     model[1].append(Kills(kills[start:]))
     run = unlatch.parallelize(
         model,
-        method,
+        on_plain_nets(method, 2),
         stages=2,
         loss_fn=mse_loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
@@ -85,8 +85,10 @@ def session(
         stall_limit=NEVER,
     )
     with run:
-        trainer = unlatch.Trainer(run, checkpoints=folder, save_every="3 batches" if folder else None)
+        trainer = unlatch.Trainer(
+            run, checkpoints=folder, save_every="3 batches" if folder else None, callbacks=callbacks
+        )
         if folder:
             trainer.resume("latest")
-        trainer.fit(vectors(10) if 0 in run.stations else None, until=3, on_step=on_step)
+        trainer.fit(vectors(10) if 0 in run.stations else None, until=3)
         return {"steps": [], "state": copied_state(run.module())}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import unlatch
+from small_nets import on_plain_nets
 from unlatch.nn import Coupling, Merge, Split, Streams
 
 #: Stem, reversible and down-sampling blocks, head of RevNet-18 and RevNet-34.
@@ -64,8 +65,10 @@ def regression(count: int, size: int = 6, width: int = 4, seed: int = 1) -> list
 def rev_run(
     pattern: str | nn.Sequential, method: Any, optimizer: Any, starts: Sequence[int] | None = None, **options: Any
 ) -> unlatch.Run:
-    """A run with one block per stage, or stages that start at these blocks."""
+    """A run with one block per stage, or stages that start at these blocks; inputs are stored if none reverses."""
     model = rev_net(pattern) if isinstance(pattern, str) else pattern
     starts = range(1, len(model)) if starts is None else starts
+    if starts and not any(isinstance(block, Coupling) for block in model[: starts[-1]]):
+        method = on_plain_nets(method, len(starts) + 1)
     settings = {"loss_fn": mse_loss, "optimizer": optimizer, "split": [str(i) for i in starts], **options}
     return unlatch.parallelize(model, method, stages=len(starts) + 1, **settings)

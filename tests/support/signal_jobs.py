@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fault_jobs import write_whole
 from restart_jobs import session
-from unlatch import StepResult
+from unlatch import StepResult, Trainer
+from unlatch.callbacks import Callback
 from unlatch.errors import Interrupted
 from unlatch.transport.signals import heeding_signals
 
@@ -42,9 +43,10 @@ def heeds_nothing(folder: str) -> None:
 def trains(folder: str) -> None:
     """A session that has some seconds left when it says that it is under way."""
 
-    def slow(result: StepResult) -> None:
-        time.sleep(0.1)
-        if result.step == 4:
-            write_whole(Path(folder, f"pid{os.environ['RANK']}"), str(os.getpid()))
+    class Slow(Callback):
+        def on_step(self, trainer: Trainer, result: StepResult) -> None:
+            time.sleep(0.1)
+            if result.step == 4:
+                write_whole(Path(folder, f"pid{os.environ['RANK']}"), str(os.getpid()))
 
-    session("dtrp", str(Path(folder, "checkpoints")), on_step=slow)
+    session("dtrp", str(Path(folder, "checkpoints")), callbacks=[Slow()])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from unlatch.methods import Method, get
+
 Batch = tuple[Tensor, Tensor]
 
 #: Blocks of `conv_net` that start the second and later stages, by number of stages.
@@ -21,6 +23,12 @@ def conv_net(seed: int = 0) -> nn.Sequential:
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(12, 5)),
     )
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def on_plain_nets(method: str | Method, stages: int) -> Method:
+    """The method, told to keep the inputs that it would compute back: these networks are not reversible."""
+    chosen = get(method)
+    return get(chosen, store=tuple(range(stages - 1))) if chosen.inverts else chosen
 
 
 def images(sizes: list[int], seed: int = 1) -> list[Batch]:

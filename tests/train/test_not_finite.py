@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 import guard_jobs
 import unlatch
 from order_jobs import CASES, begun, data
+from small_nets import on_plain_nets
 from unlatch.errors import ConfigError, NonFinite, NonFiniteLoss
 from unlatch.io import checkpoint
 from unlatch.io.checkpoints import Checkpoints
@@ -54,7 +55,7 @@ def spoiled_at(stage: int, method: str, **more) -> unlatch.Run:
     torch.manual_seed(0)
     return unlatch.parallelize(
         nn.Sequential(*[Spoiler(index == stage) for index in range(3)]),
-        method,
+        on_plain_nets(method, 3),
         stages=3,
         loss_fn=lambda out, y: mse_loss(out[:, 1:], y[:, 1:]),
         optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9),

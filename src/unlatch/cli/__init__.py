@@ -1,9 +1,11 @@
 """The command line: one module per command, each with a function `command` that typer turns into flags and help.
 
-Read `train` first: `settings` reads the file and the flags, `continuing` finds the run to go on with, `prepare` makes
-every open choice, `session` trains on each rank. `ranks` says who started them, `stopping` looks for the file that asks
-a run to stop, `progress` shows how far it is. `planning` is what `plan` and `simulate` share, `catalogue` what
-`methods` can say, `checks` what `check` looks at, `console` where all text goes.
+A command's module is imported when it is asked for, and what does its work when it runs, so that help comes at once.
+Read `train` first: `settings` reads the file and the flags, `training` decides where to train, `continuing` finds the
+run to go on with, `prepare` makes every open choice, `session` trains on each rank. `ranks` says who started them,
+`stopping` looks for the file that asks a run to stop, `progress` shows how far it is. `cost_flags`, `planning` and
+`placing` serve `plan` and `simulate`, `catalogue` and `method_pages` serve `methods`, `speeds` `bench`, `checks`
+`check`; `console` is where all text goes.
 No module here names a method: what it must know of one it asks through the hooks of `unlatch.methods.base.Method`.
 """
 
@@ -15,25 +17,18 @@ from typing import Annotated
 import typer
 
 from ..transport.signals import REQUESTS, interrupt
-from . import bench, check, compare, export, methods, plan, simulate, train
-from .console import ReadableErrors
+from .commands import Commands
 
 __all__ = ["app", "main"]
 
-#: In the order in which `unlatch --help` lists them; a command is called like its module.
-COMMANDS = (train, compare, plan, simulate, bench, check, export, methods)
-
 app = typer.Typer(
     name="unlatch",
-    cls=ReadableErrors,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train PyTorch models with methods that open the locks of backpropagation.",
 )
-for _module in COMMANDS:
-    app.command(_module.__name__.rpartition(".")[2])(_module.command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import statistics as stats
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 
-from ..config import Config, from_mapping
-from ..data.loader import Loader
-from ..errors import ConfigError
-from ..io.versions import versions
-from ..methods import BASELINE, get
-from ..report.table import Table
-from ..transport.launch import Ranks
-from .console import emit_json, people
-from .prepare import PreparedRun, loaders, make_run, prepare
-from .ranks import all_ranks
-from .settings import options_by_hand, read_settings, with_method, with_run
-
-__all__ = ["command", "measure"]
-
-_LABEL = f"{BASELINE}, one process"
+__all__ = ["command"]
 
 
 def command(
@@ -47,113 +26,28 @@ def command(
     data_dir: Annotated[str | None, typer.Option(help="Where the data are; also UNLATCH_DATA.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every measurement as JSON.")] = False,
 ) -> None:
-    """Measure samples per second of several methods and their ratio to backpropagation in one process.
+    """Measure how fast methods train, against backpropagation.
 
     \b
     unlatch bench conf.toml --methods 1f1b,pipedream,fdg,dtr --stages 2
     unlatch bench conf.toml --methods dtrp --stages 4 --processes 2 --repeats 9 --json
 
-    Methods take turns, so that whatever else the machine does hits all of them alike; the ratio is the median of the
-    ratios within each turn.
+    In samples per second, and as a ratio to backpropagation in one process. Methods take turns, so that whatever else
+    the machine does hits all of them alike; the ratio is the median of the ratios within each turn.
     """
-    config = _settings(conf, overrides or [], data_dir, stages, processes)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    if not names:
-        raise ConfigError("--methods names none: expected names separated by commas")
-    console, by_hand = people(as_json), options_by_hand(overrides or [])
-    runs = {_LABEL: prepare(_baseline(config))}
-    for name in names:
-        chosen, notes = with_method(config, name, by_hand & {option.name for option in fields(get(name))})
-        for note in notes:
-            console.print(f"note: {note}")
-        runs[name] = prepare(chosen)
-    found: dict[str, list[float]] = {label: [] for label in runs}
-    with _measuring(config) as run:
-        for turn in range(repeats):
-            for label, prepared in runs.items():
-                found[label].append(run(label, prepared, steps, skip))
-            shown = ", ".join(f"{label} {speeds[-1]:,.0f}" for label, speeds in found.items())
-            console.print(f"turn {turn + 1}/{repeats}: {shown} samples/s")
-    rows = {label: _row(speeds, found[_LABEL]) for label, speeds in found.items()}
-    if as_json:
-        settings = config.model_dump(mode="json")
-        emit_json({"steps": steps, "skip": skip, "methods": rows, "settings": settings, "versions": versions()})
-    else:
-        console.print(_table(rows).text())
+    from .speeds import Request, bench
 
-
-def measure(prepared: PreparedRun, steps: int, skip: int) -> float:
-    """Samples per second of a run, once its pipeline is full. Called alike on every rank."""
-    torch.set_num_threads(prepared.config.run.threads)
-    with all_ranks() as world:
-        reads = world.rank == 0 or prepared.method.reads_on_every_rank
-        loader = _loader(prepared.config.model_dump_json(include={"model", "data", "run"})) if reads else None
-        sample = world.broadcast(loader.batch(0, 0) if loader is not None else None)
-        with make_run(prepared, sample) as run:
-            for number in range(skip):
-                run.step(*_batch(loader, number))
-            start = time.perf_counter()
-            for number in range(skip, skip + steps):
-                run.step(*_batch(loader, number))
-            # The slowest rank counts: where nothing comes back, the first one may be far ahead.
-            seconds = max(world.gather(time.perf_counter() - start))
-            run.flush()
-    return steps * prepared.config.data.batch_size / seconds
-
-
-def _batch(loader: Loader | None, number: int) -> tuple[Any, Any]:
-    # Only whole batches, the same few again and again.
-    full = max(1, len(loader.data) // loader.batch_size) if loader is not None else 1
-    return (None, None) if loader is None else loader.batch(0, number % full)
-
-
-@lru_cache(maxsize=1)
-def _loader(settings: str) -> Loader:
-    """Read once per process, however often it measures."""
-    return loaders(Config.model_validate_json(settings))[0]
-
-
-@contextmanager
-def _measuring(config: Config) -> Iterator[Any]:
-    """A function that measures a run where it belongs: here, or on ranks that stay alive between calls."""
-    if config.run.processes == 1:
-        yield lambda label, *job: measure(*job)
-        return
-    with Ranks(config.run.processes, threads=config.run.threads) as ranks:
-        yield lambda label, *job: measure(*job) if label == _LABEL else ranks.run(measure, *job)[0]
-
-
-def _settings(
-    conf: Path, overrides: list[str], data_dir: str | None, stages: int | None, processes: int | None
-) -> Config:
-    config, _ = read_settings(conf, overrides, data_dir=data_dir, stages=stages, processes=processes)
-    if processes is None and config.run.processes == 1:
-        config = with_run(config, processes=config.run.stages)
-    return config
-
-
-def _baseline(config: Config) -> Config:
-    values = with_method(config, BASELINE)[0].model_dump(exclude_none=True)
-    single = {"stages": 1, "processes": 1, "split": "auto"}
-    return from_mapping(values | {"method": {"name": BASELINE}, "run": values["run"] | single})
-
-
-def _row(speeds: list[float], baseline: list[float]) -> dict[str, Any]:
-    return {
-        "samples_per_second": stats.median(speeds),
-        "ratio": stats.median(ours / theirs for ours, theirs in zip(speeds, baseline, strict=True)),
-        "measurements": speeds,
-    }
-
-
-def _table(rows: dict[str, dict[str, Any]]) -> Table:
-    body = tuple(
-        (
-            label,
-            f"{row['samples_per_second']:,.0f}",
-            f"{min(row['measurements']):,.0f} .. {max(row['measurements']):,.0f}",
-            f"{row['ratio']:.2f}",
+    bench(
+        Request(
+            conf=conf,
+            methods=methods,
+            stages=stages,
+            processes=processes,
+            repeats=repeats,
+            steps=steps,
+            skip=skip,
+            overrides=overrides or [],
+            data_dir=data_dir,
+            as_json=as_json,
         )
-        for label, row in rows.items()
     )
-    return Table(("method", "samples/s", "slowest .. fastest", "ratio"), body)

@@ -60,9 +60,10 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
 
 
 def catalogue(stages: int, microbatches: int | None = None) -> list[Facts]:
-    """All registered methods, those that wait for each other first."""
+    """All registered methods by families: those that wait for each other first, then by delay."""
     return sorted(
-        (_facts_if_possible(name, stages, microbatches) for name in names()), key=lambda one: _ORDER.index(one.gradient)
+        (_facts_if_possible(name, stages, microbatches) for name in names()),
+        key=lambda one: (_ORDER.index(one.gradient), one.lateness),
     )
 
 

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..config import Config
-from ..errors import ConfigError, PlanError
-from ..report.table import Table, number_text
-from ..transport.launch import Ranks
-from .checks import Finding
-from .checks.environment import loopback, machine
-from .checks.equality import one_stage, two_processes
-from .checks.faults import ordeals, undergo
-from .checks.finding import find_out
-from .checks.gradients import exact_method, standing_still
-from .checks.soundness import inverses, sound_chain
-from .checks.trajectory import definition
-from .checks.trial import Trial
+from ..errors import ConfigError
 from .console import emit_json, people
-from .prepare import prepare
-from .settings import read_settings
 
 __all__ = ["command"]
 
@@ -48,7 +32,7 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Check the machine, the model and the method, on a few small batches of your own data.
+    """Check machine, model and method on a few small batches.
 
     \b
     unlatch check
@@ -56,9 +40,12 @@ def command(
     unlatch check conf.toml --method petra --stages 4
     unlatch check --faults
 
-    Every line says ok, differs (how much) or not applicable (why). The exit code is 1 if something differs, or if a
-    fault does not end as it should.
+    The batches are of your own data. Every line says ok, differs (how much) or not applicable (why). The exit code is 1
+    if something differs, or if a fault does not end as it should.
     """
+    from .checks.every import findings_about
+    from .settings import read_settings
+
     if faults:
         if conf is not None or method or stages or overrides or data_dir:
             raise ConfigError("--faults tries a small network of its own: leave out CONF.toml and all settings")
@@ -70,7 +57,7 @@ def command(
     for note in notes:
         console.print(f"note: {note}")
     findings = []
-    for finding in _findings(config):
+    for finding in findings_about(config):
         findings.append(finding)
         if not as_json:
             console.print(f"{finding.verdict:<15}", style=_STYLES[finding.verdict], end="")
@@ -87,6 +74,9 @@ def command(
 
 
 def _try_faults(as_json: bool) -> None:
+    from ..table import Table, number_text
+    from .checks.faults import ordeals, undergo
+
     outcomes, console = [], people(as_json)
     for outcome in undergo(ordeals()):
         outcomes.append(outcome)
@@ -103,23 +93,3 @@ def _try_faults(as_json: bool) -> None:
             console.print("every fault ended as it should")
     if bad:
         raise typer.Exit(1)
-
-
-def _findings(config: Config) -> Iterator[Finding]:
-    yield find_out("machine", machine)
-    try:
-        trial = Trial.of(prepare(config))
-    except PlanError as error:
-        yield Finding("chain", "differs", str(error))
-        return
-    yield find_out("chain", partial(sound_chain, trial))
-    yield find_out("one stage", partial(one_stage, trial))
-    yield find_out("zero learning rate", partial(standing_still, trial))
-    yield find_out("exact gradient", partial(exact_method, trial))
-    yield find_out("definition", partial(definition, trial))
-    yield find_out("inverses", partial(inverses, trial))
-    with Ranks(2, threads=config.run.threads) as ranks:
-        reached = find_out("loopback", partial(loopback, ranks))
-        yield reached
-        if reached.verdict == "ok":
-            yield find_out("two processes", partial(two_processes, trial, ranks))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ConfigError
-from ..methods import BASELINE
-from ..report.comparison import comparison_table, rows_of
-from ..report.page import write_comparison
-from ..report.record import Record, read_run
 from .console import emit_json
+
+if TYPE_CHECKING:
+    from ..report.record import Record
 
 __all__ = ["command"]
 
@@ -33,6 +32,10 @@ def command(
     unlatch compare runs/bp-1 runs/dtr-1
     unlatch compare runs/* -o report.html --baseline bp-1 --json
     """
+    from ..report.comparison import comparison_table, rows_of
+    from ..report.page import write_comparison
+    from ..report.record import read_run
+
     groups = _labelled([read_run(folder) for folder in runs])
     if baseline is not None and baseline not in groups:
         raise ConfigError(f"--baseline {baseline!r} is none of the runs: {', '.join(groups)}")
@@ -64,6 +67,8 @@ def _labelled(records: list[Record]) -> dict[str, list[Record]]:
 
 
 def _default_baseline(groups: dict[str, list[Record]]) -> str | None:
+    from ..methods import BASELINE
+
     for label, (record,) in groups.items():
         if record.summary["method"] == BASELINE and record.summary["processes"] == 1:
             return label

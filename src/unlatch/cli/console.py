@@ -5,21 +5,19 @@ People read stdout, unless a machine does (`--json`), then people read stderr.
 
 from __future__ import annotations
 
-import errno
 import json
-import signal
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
-from ..advise.advice import Cure
-from ..errors import ConfigError, DataError, Interrupted, PlanError, StageFailed, UnlatchError
+from ..errors import CallbackFailed, ConfigError, DataError, PlanError, StageFailed, UnlatchError
 
-__all__ = ["ReadableErrors", "Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
+if TYPE_CHECKING:
+    from ..advise.advice import Cure
+
+__all__ = ["Reported", "emit_json", "exit_code", "explain", "flags_of", "people"]
 
 
 def people(as_json: bool = False) -> Console:
@@ -59,7 +57,7 @@ def exit_code(error: BaseException) -> int:
     >>> exit_code(ConfigError("no such method")), exit_code(UnlatchError("rank 1 is gone"))
     (2, 1)
     """
-    cause = error.__cause__ if isinstance(error, Reported) else error
+    cause = error.__cause__ if isinstance(error, Reported | CallbackFailed) else error
     return 2 if isinstance(cause, _BAD_SETTINGS) else 1
 
 
@@ -78,37 +76,14 @@ def explain(error: UnlatchError) -> str:
     return "\n\n".join([text, *notes]).rstrip()
 
 
-class ReadableErrors(TyperGroup):
-    """A group of commands that turns Unlatch's own errors, and the system's, into messages; others keep their trace."""
-
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        try:
-            return super().invoke(ctx)
-        except UnlatchError as error:
-            if not isinstance(error, Reported):
-                typer.echo(explain(error), err=True)
-            raise typer.Exit(exit_code(error)) from None
-        except OSError as error:
-            # A pipe whose reader has left is typer's to close in silence; without words it is a defect.
-            if error.errno in (None, errno.EPIPE) or error.strerror is None:
-                raise
-            typer.echo(f"error: {error.filename or 'a file or connection'}: {error.strerror}", err=True)
-            raise typer.Exit(1) from None
-        except (KeyboardInterrupt, Interrupted) as request:
-            sys.stdout.flush()
-            ended = request if isinstance(request, Interrupted) else Interrupted(signal.SIGINT)
-            typer.echo("; ".join([str(ended), *getattr(request, "__notes__", [])]), err=True)
-            raise typer.Exit(128 + ended.number) from None
-
-
 _QUOTES = "'\""
 
 
 def flags_of(cure: Cure | None) -> list[str]:
     """What to add to the command line; nothing if there is no cure.
 
-    >>> from ..advise.advice import advise
-    >>> flags_of(advise([5, 3, 1, 0], momentum=0.9).cure)
+    >>> from ..advise.advice import Cure
+    >>> flags_of(Cure(("microbatches=4", "nesterov=True"), "", 0.18, "about bp"))
     ['as flags: --set method.microbatches=4 --set optimizer.nesterov=true']
     """
     if cure is None:

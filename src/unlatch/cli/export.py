@@ -6,14 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from ..errors import ConfigError
-from ..io import checkpoint
-from ..train.snapshot import facts
 from .console import emit_json
-from .continuing import checkpoint_at
 
 __all__ = ["command"]
 
@@ -27,14 +22,22 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Write the model's weights, under their original names, for plain PyTorch.
+    """Write the model's weights as one file for plain PyTorch.
 
     \b
     unlatch export runs/dtr-1 model.safetensors
     python -c "from safetensors.torch import load_file; model.load_state_dict(load_file('model.safetensors'))"
 
-    They are the newest of every stage. What batches that were under way would still have changed is not in them.
+    They have their original names and are the newest of every stage. What batches that were under way would still have
+    changed is not in them.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    from ..io import checkpoint
+    from ..train.snapshot import facts
+    from .continuing import checkpoint_at
+
     folder = checkpoint_at(source, best=best)
     out = out or Path(f"{source.absolute().name}.safetensors")
     if out.is_dir():

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 
-from ..advise.advice import Advice, advise_method
-from ..methods import Method, get
-from ..report.table import Table
-from ..schedule import Periodic, buffers, gantt, slot_table, streams, timetable
-from ..schedule.stability import stability_limit
-from .catalogue import Option, catalogue, facts, options
-from .console import emit_json, flags_of
-
 __all__ = ["command"]
-
-_COUNTS = (1, 2, 4, 8)
-#: Micro-batches in a drawing.
-_DRAWN = 4
 
 
 def command(
@@ -41,185 +24,27 @@ def command(
     nesterov: Annotated[bool, typer.Option(help="Whether the momentum is Nesterov's.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """List the methods, or show one: its options, timetable, buffers, staleness and how much delay it bears.
+    """List the methods, or show one in detail.
 
     \b
     unlatch methods
     unlatch methods dtr --stages 3
     unlatch methods fdg --stages 4 --microbatches 1 --no-nesterov
 
-    The largest stable lr x curvature of a stage under its delay is called a*: about 0.15 and more trains like bp.
+    Of one: its options, timetable, buffers, staleness and how much delay it bears. The largest stable lr x curvature of
+    stages under their delays is called a*.
     """
+    from .method_pages import list_all, show
+
     if name is None:
-        _list_all(stages, microbatches, as_json)
+        list_all(stages, microbatches, as_json)
         return
-    chosen = get(name, **({} if microbatches is None else {"microbatches": microbatches})).resolve(stages)
-    chosen.schedule(stages)
-    optimizer = torch.optim.SGD(
-        [torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=momentum, nesterov=nesterov and momentum > 0
+    show(
+        name,
+        stages,
+        ticks=ticks,
+        microbatches=microbatches,
+        momentum=momentum,
+        nesterov=nesterov,
+        as_json=as_json,
     )
-    advice = advise_method(chosen, stages, optimizer)
-    if as_json:
-        emit_json(_as_json(name, chosen, stages, microbatches, advice))
-        return
-    for line in _describe(chosen, stages, ticks or 2 * stages, microbatches):
-        typer.echo(line)
-    for line in _advice(chosen, stages, advice, optimizer.param_groups[0]):
-        typer.echo(line)
-
-
-def _list_all(stages: int, microbatches: int | None, as_json: bool) -> None:
-    found = catalogue(stages, microbatches)
-    if as_json:
-        emit_json([asdict(one) for one in found])
-        return
-    heads = (
-        "method",
-        "gradient",
-        "micro-batches",
-        "lateness",
-        "updates late",
-        "weight copies",
-        "kept for the backward",
-        "what",
-    )
-    rows = tuple(
-        (
-            one.name,
-            one.gradient,
-            str(one.microbatches),
-            str(one.lateness),
-            f"{one.staleness:.3g}",
-            str(one.weight_copies),
-            one.kept,
-            one.summary,
-        )
-        for one in found
-    )
-    typer.echo(Table(heads, rows, left=(0, 1, 6, 7)).text())
-    typer.echo(
-        f"\n{stages} stages. micro-batches: per batch, with one update. lateness: micro-batches between forward and "
-        "backward weights of stage 0.\nOne method in detail: unlatch methods NAME"
-    )
-
-
-def _describe(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
-    yield f"{method.name}: {method.summary}"
-    yield ""
-    yield (type(method).__doc__ or "").strip().split("\n\n")[0].replace("\n    ", "\n")
-    yield ""
-    yield "options"
-    yield from _options(method)
-    yield ""
-    yield from _picture(method, stages, ticks, asked)
-    yield ""
-    yield from _stages(method, stages)
-    yield ""
-
-
-def _options(method: Method) -> Iterator[str]:
-    found = [(f"{option.name} = {option.default!r}", _option_text(option)) for option in options(method)]
-    margin = max(len(head) for head, _ in found) + 4
-    columns = max(60, min(120, shutil.get_terminal_size().columns))
-    for head, text in found:
-        yield textwrap.fill(text, columns, initial_indent=f"  {head}".ljust(margin), subsequent_indent=" " * margin)
-
-
-def _option_text(option: Option) -> str:
-    choices = f" [{' | '.join(option.choices)}]" if len(option.choices) > 1 else ""
-    return option.text.replace("`", "") + choices
-
-
-def _picture(method: Method, stages: int, ticks: int, asked: int | None) -> Iterator[str]:
-    shown, count = method.example(stages), method.per_batch
-    schedule = shown.schedule
-    if schedule.flushes:
-        yield f"one batch in {_micros(count)} (F forward, B backward, I and W its halves; = goes on, . idle)"
-        yield gantt(streams(schedule, [count]))
-        return
-    assert isinstance(schedule, Periodic), "all others go on for ever"
-    if shown.devices is not None:
-        yield f"the first {ticks} slots of {stages} equal layers (0F2: station 0 does the forward of micro-batch 2)"
-        yield f"stations 0 to {stages - 1} are the layers at home, further ones their tasks elsewhere"
-        yield slot_table(schedule, ticks, shown.devices)
-    else:
-        meaning = "fw forward, bw backward, re recomputation and backward, fb forward and backward"
-        yield f"the first {ticks} ticks ({meaning}; letters: work beside the stage)"
-        # The published timetables have one update per tick; micro-batches only if they were asked for.
-        yield timetable(schedule, ticks, recompute=method.recomputes, group=asked or 1)
-    yield ""
-    yield "the same without a common clock, in units of work (= goes on, . idle)"
-    yield gantt(streams(schedule, [1] * _DRAWN, devices=shown.devices), shown.workload.units(schedule.entries))
-
-
-def _stages(method: Method, stages: int) -> Iterator[str]:
-    in_flight = _in_flight(method, stages)
-    rows = tuple(
-        (str(stage), f"{updates:.3g}", str(in_flight[stage])) for stage, updates in enumerate(method.staleness(stages))
-    )
-    yield Table(("stage", "updates behind", "under way"), rows, left=()).text()
-    yield f"with {_micros(method.per_batch)} per batch and one update per {_batches(method)}"
-
-
-def _micros(count: int) -> str:
-    return f"{count} micro-batch{'es'[: 2 * (count > 1)]}"
-
-
-def _batches(method: Method) -> str:
-    return "batch" if method.accumulate == 1 else f"{method.accumulate} batches"
-
-
-def _advice(method: Method, stages: int, advice: Advice | None, group: dict[str, Any]) -> Iterator[str]:
-    if advice is None or not any(advice.lateness):
-        yield "no gradient is late"
-        return
-    momentum = group["momentum"]
-    form = f"{'Nesterov' if group['nesterov'] else 'heavy-ball'} momentum {momentum:g}"
-    yield f"how much delay is borne with {form} (a*: largest stable lr x curvature)"
-    yield from advice.table()[: stages + 1]
-    yield ""
-    yield f"a* of stage 0 by micro-batches per update, momentum {momentum:g}"
-    yield _limits(advice, method.per_update, momentum).text()
-    if advice.warning is not None:
-        yield ""
-        yield f"warning: {advice.warning}"
-        yield from flags_of(advice.cure)
-
-
-def _limits(advice: Advice, per_update: int, momentum: float) -> Table:
-    kinds: dict[str, dict[str, Any]] = {
-        "heavy ball": {},
-        "heavy ball, geometric": {"predictor": "geometric"},
-        "Nesterov": {"nesterov": True},
-        "Nesterov, geometric": {"nesterov": True, "predictor": "geometric"},
-    }
-    rows = tuple(
-        (
-            str(count),
-            *(
-                f"{stability_limit(advice.lateness[0], momentum=momentum, microbatches=count, **kind):.3f}"
-                for kind in kinds.values()
-            ),
-        )
-        for count in sorted({*_COUNTS, per_update})
-    )
-    return Table(("micro-batches", *kinds), rows, left=())
-
-
-def _in_flight(method: Method, stages: int) -> tuple[int, ...]:
-    enough = [method.per_batch] * (2 * stages + 2)
-    return buffers(streams(method.example(stages).schedule, enough, method.accumulate)).in_flight[:stages]
-
-
-def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: Advice | None) -> dict[str, Any]:
-    return {
-        **asdict(facts(name, stages, asked)),
-        "stages": stages,
-        "options": {
-            option.name: {"default": option.default, "choices": option.choices, "text": option.text}
-            for option in options(method)
-        },
-        "staleness": list(method.staleness(stages)),
-        "in_flight": list(_in_flight(method, stages)),
-        "advice": None if advice is None else asdict(advice),
-    }

@@ -1,13 +1,14 @@
-"""What `plan` and `simulate` share: the layers to place, the machine to place them on, and the flags that name them."""
+"""What `plan` and `simulate` share: the layers to place and the machine to place them on."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import typer
+import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..methods import BASELINE
@@ -19,16 +20,12 @@ from ..plan.model_costs import model_costs
 from ..plan.networks import mac_costs, network_shapes, systolic_costs
 from ..schedule.channel import Channel
 from ..schedule.machine import Machine
+from .cost_flags import CostSource
 from .prepare import build_model, loaders, model_options
 from .settings import read_settings
 
 __all__ = [
     "MOST_DEVICES",
-    "ArraySide",
-    "BatchSize",
-    "CostModel",
-    "CostSource",
-    "CostsFile",
     "Layers",
     "check_devices",
     "layer_costs",
@@ -38,36 +35,14 @@ __all__ = [
 
 _BATCH, _ARRAY = 64, 128
 
-#: Options that `plan` and `simulate` share.
-CostsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Layers as JSON: name, F, D, G, ... each.")]
-CostModel = Annotated[str | None, typer.Option(help="mac or systolic; for a model: measured or mac.")]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, max=10**6, help="Samples per batch of a published network.  [default: 64]")
-]
-ArraySide = Annotated[
-    int | None, typer.Option(min=1, max=10**6, help="Rows and columns of a systolic array.  [default: 128]")
-]
-
-
-@dataclass(frozen=True)
-class CostSource:
-    """The flags that name a source; exactly one of the first three is given."""
-
-    costs: Path | None
-    network: str | None
-    conf: Path | None
-    model: str | None
-    batch: int | None = None
-    array: int | None = None
-    data_dir: str | None = None
-
 
 class Layers(NamedTuple):
-    """The layers, the samples per batch where the source tells, and which layers are linear maps where it is known."""
+    """The layers; where the source tells, samples per batch, which layers are linear maps, what is to train them."""
 
     costs: list[LayerCost]
     batch: int | None = None
     linear: list[bool] | None = None
+    optimizer: Optimizer | None = None
 
 
 def layer_costs(source: CostSource) -> Layers:
@@ -117,7 +92,8 @@ def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
     else:
         costs = grouped_profile(profile(blocks, x, precision=precision), spans)
     linear = [linear_of(blocks, span, precision) is not None for span in spans]
-    return Layers(costs, config.data.batch_size, linear)
+    optimizer = config.optimizer_factory()([nn.Parameter(torch.zeros(1))])
+    return Layers(costs, config.data.batch_size, linear, optimizer)
 
 
 #: Beyond it a plan is a list of idle devices that no memory holds.

@@ -6,13 +6,18 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, from_mapping, load
+from .. import data, methods, models
+from ..config import Config, Judge, from_mapping, values_of
 from ..errors import ConfigError, PlanError
-from ..methods import get
+from ..lookup import search_also
+from ..methods import BASELINE, get
 from ..methods.options import owner
 from ..plan import Plan, read_plan
 
 __all__ = ["options_by_hand", "read_settings", "with_method", "with_run"]
+
+#: Who knows the names in a section and their options.
+_JUDGES: dict[str, Judge] = {"model": models.problems, "data": data.problems, "method": methods.problems}
 
 
 def read_settings(
@@ -22,9 +27,10 @@ def read_settings(
     method: str | None = None,
     data_dir: str | None = None,
     plan: str | Path | None = None,
+    judge_method: bool = True,
     **run: Any,
 ) -> tuple[Config, list[str]]:
-    """Read a file and apply flags.
+    """Read a file and apply flags. What the file names as `package.module:function` is looked for beside it too.
 
     **Arguments:**
 
@@ -32,6 +38,7 @@ def read_settings(
     - `method`: another method than the file's; options that are not its own are dropped, with a note.
     - `data_dir`: where the data are.
     - `plan`: a file that `unlatch plan` wrote; says which method, and how many stages that begin where.
+    - `judge_method`: whether the method and its options must be right; not if others are to take its place.
     - `run`: keys of the section `[run]`; `None` leaves them as they are.
 
     **Returns:** the settings, and what to tell the user about them.
@@ -46,10 +53,15 @@ def read_settings(
     flags = [f"run.{key}={value!r}" for key, value in run.items() if value is not None]
     if data_dir is not None:
         flags.append(f"data.dir={_quoted(data_dir)}")
+    if path is not None:
+        search_also(Path(path).parent)
     # Together, because one flag alone (more processes than the file's stages) may contradict the file.
-    config = load(path, [*flags, *overrides])
-    chosen = method or named
-    return (config, []) if chosen is None else with_method(config, chosen, options_by_hand(overrides))
+    values = values_of(path, [*flags, *overrides])
+    chosen, table, notes = method or named, values.get("method", {}), list[str]()
+    if chosen is not None and isinstance(table, dict):
+        values["method"], notes = _of_method(table, chosen, options_by_hand(overrides))
+    judges = {section: judge for section, judge in _JUDGES.items() if judge_method or section != "method"}
+    return from_mapping(values, "settings" if path is None else str(path), judges), notes
 
 
 def options_by_hand(overrides: Sequence[str]) -> frozenset[str]:
@@ -78,10 +90,9 @@ def _with_plan(
         raise ConfigError(
             f"--stages {given_stages} contradicts the plan {plan.source}, which uses {stages}: leave it out"
         )
-    config, _ = read_settings(path, overrides, data_dir=data_dir, **run)
+    config, notes = read_settings(path, overrides, method=plan.method, data_dir=data_dir, **run)
     asked = config.run.processes if "processes" in config.run.model_fields_set else stages
     by_hand = options_by_hand(overrides)
-    config, notes = with_method(config, plan.method, by_hand)
     values = config.model_dump(exclude_none=True)
     values["method"] |= {key: value for key, value in plan.options.items() if key not in by_hand}
     values["run"] |= {
@@ -91,7 +102,7 @@ def _with_plan(
     }
     if plan.tasks:
         values["run"]["plan"] = str(Path(plan.source).absolute())
-    return from_mapping(values, f"settings with the plan {plan.source}"), notes
+    return from_mapping(values, f"settings with the plan {plan.source}", _JUDGES), notes
 
 
 def _trainable(plan: Plan) -> Plan:
@@ -113,29 +124,45 @@ def with_method(config: Config, name: str, by_hand: Collection[str] = ()) -> tup
 
     **Arguments:** `by_hand`: options that are meant for the new method, whichever the old one was.
 
-    >>> config, notes = with_method(load(None, ["model.name=mlp", "method.name=dtrp", "method.compensate=2"]), "bp")
+    >>> config, _ = read_settings(None, ["model.name=mlp", "method.name=dtrp", "method.compensate=2"])
+    >>> config, notes = with_method(config, "bp")
     >>> config.method.options, notes
     ({}, ['bp has no option compensate: dropped what the settings say for dtrp'])
     """
-    if name == config.method.name:
-        return config, []
-    old, new = type(get(config.method.name)), type(get(name))
+    table, notes = _of_method(config.method.model_dump(), name, by_hand)
+    return from_mapping(config.model_dump(exclude_none=True) | {"method": table}, judges=_JUDGES), notes
+
+
+def _of_method(table: dict[str, Any], name: str, by_hand: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The section `[method]` with another name, without options that are not its own; and what was dropped."""
+    old = table.get("name", BASELINE)
+    before, after = _kind(old), _kind(name)
+    # A name that is unknown is for the check of all settings to report.
+    if old == name or after is None:
+        return {**table, "name": name}, []
     kept, notes = {}, []
-    for key, value in config.method.options.items():
-        owned = owner(new, key)
-        if key in by_hand or (owned is not None and owned is owner(old, key)):
+    for key, value in table.items():
+        owned = owner(after, key)
+        if key in by_hand or (owned is not None and before is not None and owned is owner(before, key)):
             kept[key] = value
-            continue
-        has = f"has no option {key}" if owned is None else f"means something else by {key}"
-        notes.append(f"{name} {has}: dropped what the settings say for {config.method.name}")
-    values = config.model_dump(exclude_none=True) | {"method": {"name": name, **kept}}
-    return from_mapping(values), notes
+        elif key != "name":
+            has = f"has no option {key}" if owned is None else f"means something else by {key}"
+            notes.append(f"{name} {has}: dropped what the settings say for {old}")
+    return {**kept, "name": name}, notes
+
+
+def _kind(name: object) -> type | None:
+    """The class of a method; `None` if there is none of that name."""
+    try:
+        return type(get(name)) if isinstance(name, str) else None
+    except ConfigError:
+        return None
 
 
 def with_run(config: Config, **run: Any) -> Config:
     """The same settings with other values in `[run]`, checked again.
 
-    >>> with_run(load(None, ["model.name=mlp"]), seed=3).run.seed
+    >>> with_run(read_settings(None, ["model.name=mlp"])[0], seed=3).run.seed
     3
     """
     values = config.model_dump(exclude_none=True)

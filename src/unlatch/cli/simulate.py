@@ -5,27 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..advise.prediction import MethodRun, simulate_method
 from ..errors import ConfigError
-from ..report.sweep import SweepRow, draw_sweep, parse_counts, sweep, write_sweep
-from ..report.timeline import save_timeline, timeline_html
-from ..report.trace import write_trace
 from .console import emit_json, people
-from .planning import (
-    ArraySide,
-    BatchSize,
-    CostModel,
-    CostsFile,
-    CostSource,
-    check_devices,
-    layer_costs,
-    machine_of,
-    writable,
-)
+from .cost_flags import ArraySide, BatchSize, CostModel, CostsFile, CostSource, NetworkName
+
+if TYPE_CHECKING:
+    from ..advise.prediction import MethodRun
+    from ..report.sweep import SweepRow
 
 __all__ = ["command"]
 
@@ -33,9 +23,9 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 
 def command(
-    conf: Annotated[Path | None, typer.Argument(metavar="[CONF.toml]", help="Settings: simulate this model.")] = None,
+    conf: Annotated[Path | None, typer.Argument(metavar="CONF.toml", help="Settings: simulate this model.")] = None,
     costs: CostsFile = None,
-    network: Annotated[str | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
+    network: Annotated[NetworkName | None, typer.Option(help="A published network; vgg16 if nothing is named.")] = None,
     cost_model: CostModel = None,
     batch: BatchSize = None,
     array: ArraySide = None,
@@ -54,7 +44,7 @@ def command(
     data_dir: Annotated[str | None, typer.Option(help="Where the data are; also UNLATCH_DATA.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Simulate methods and report time, utilisation, staleness, memory and traffic.
+    """Simulate methods: time, utilisation, staleness, memory, traffic.
 
     \b
     unlatch simulate --devices 2..64*2 --methods pipedream,layerpipe,petra,1f1b,zb-h2 --picture sweep.png
@@ -62,6 +52,10 @@ def command(
 
     Pictures of time show the first method on the first number of devices; with several numbers --picture draws curves.
     """
+    from ..advise.prediction import simulate_method
+    from ..report.sweep import draw_sweep, parse_counts, sweep, write_sweep
+    from .planning import check_devices, layer_costs, machine_of, writable
+
     if network is None and costs is None and conf is None:
         network = "vgg16"
     counts = [check_devices(count) for count in parse_counts(devices)]
@@ -76,7 +70,7 @@ def command(
         (csv, "--csv", ()),
     ):
         writable(path, flag, endings)
-    layers, samples, linear = layer_costs(CostSource(costs, network, conf, cost_model, batch, array, data_dir))
+    layers, samples, linear, _ = layer_costs(CostSource(costs, network, conf, cost_model, batch, array, data_dir))
     rows = sweep(layers, counts, names, batches=batches, batch_size=samples, machine=machine, linear=linear)
     if csv is not None:
         write_sweep(csv, rows)
@@ -94,6 +88,9 @@ def command(
 
 
 def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path | None) -> None:
+    from ..report.timeline import save_timeline, timeline_html
+    from ..report.trace import write_trace
+
     title = f"{run.method.name}, {run.devices} devices (simulated)"
     source = run.simulation
     if picture is not None:
@@ -105,12 +102,19 @@ def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path |
 
 
 def _lines(rows: list[SweepRow]) -> list[str]:
-    lines = [
-        f"{'method':14} {'devices':>7} {'time/batch':>12} {'speed-up':>9} {'utilisation':>11} {'late':>6}  bytes sent"
-    ]
-    for row in rows:
-        lines.append(
-            f"{row.method:14} {row.devices:>7} {row.time_per_batch:>12.6g} {row.speedup:>8.2f}x "
-            f"{row.utilisation:>11.1%} {row.staleness:>6.2f}  {row.communication_bytes:,.6g}"
+    from ..table import Table
+
+    heads = ("method", "devices", "time/batch", "speed-up", "utilisation", "late", "bytes sent")
+    body = tuple(
+        (
+            row.method,
+            str(row.devices),
+            f"{row.time_per_batch:.6g}",
+            f"{row.speedup:.2f}x",
+            f"{row.utilisation:.1%}",
+            f"{row.staleness:.2f}",
+            f"{row.communication_bytes:,.6g}",
         )
-    return lines
+        for row in rows
+    )
+    return Table(heads, body).lines()

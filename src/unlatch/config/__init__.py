@@ -4,7 +4,7 @@
 turn text into factories that travel to other processes.
 """
 
-from .load import from_mapping, load
+from .load import Judge, from_mapping, load, values_of
 from .lr import LRCurve, LRFactory
 from .optimizer import OptimizerFactory
 from .sections import Config, Data, LRSettings, Method, Model, OptimizerSettings, RunSettings
@@ -12,6 +12,7 @@ from .sections import Config, Data, LRSettings, Method, Model, OptimizerSettings
 __all__ = [
     "Config",
     "Data",
+    "Judge",
     "LRCurve",
     "LRFactory",
     "LRSettings",
@@ -22,4 +23,5 @@ __all__ = [
     "RunSettings",
     "from_mapping",
     "load",
+    "values_of",
 ]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from ..errors import ConfigError
 from .problems import explain
-from .sections import Config
+from .sections import Config, sections
 
-__all__ = ["from_mapping", "load"]
+__all__ = ["Judge", "from_mapping", "load", "values_of"]
+
+#: Says what is wrong with a name and options, one line each.
+Judge: TypeAlias = Callable[[str, Mapping[str, Any]], list[str]]
 
 #: Sections, keys, and tables and lists in them; far more than anything that is set.
 _LEVELS = 32
@@ -34,22 +37,52 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     >>> config.model.name, config.optimizer.lr, config.run.stages
     ('mlp', 0.05, 4)
     """
-    values = {} if path is None else _read(Path(path))
-    return from_mapping(_override(values, overrides), "settings" if path is None else str(path))
+    return from_mapping(values_of(path, overrides), "settings" if path is None else str(path))
 
 
-def from_mapping(values: Mapping[str, Any], source: str = "settings") -> Config:
-    """Check settings that are already in Python; `source` is the name used in errors.
+def values_of(path: str | Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a file says, with overrides applied, as it is: nothing is checked, no default filled in.
+
+    >>> values_of(None, ["run.stages=4"])
+    {'run': {'stages': 4}}
+    """
+    return _override({} if path is None else _read(Path(path)), overrides)
+
+
+def from_mapping(
+    values: Mapping[str, Any], source: str = "settings", judges: Mapping[str, Judge] | None = None
+) -> Config:
+    """Check settings that are already in Python.
+
+    **Arguments:**
+
+    - `source`: the name used in errors.
+    - `judges`: by section, who knows which names there are and which options each takes.
 
     >>> from_mapping({"model": {"name": "mlp"}}).data.name
     'digits'
     """
     if not _within(values, _LEVELS):
         raise ConfigError(f"{source}: tables or lists {_LEVELS} levels deep; expected sections with keys")
+    problems = [line for section, judge in (judges or {}).items() for line in _judged(section, values, judge)]
     try:
-        return Config.model_validate(dict(values))
+        config = Config.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError("\n  ".join([f"{source}:", *explain(error, Config)])) from None
+        problems = [*explain(error, Config), *problems]
+    if problems:
+        raise ConfigError("\n  ".join([f"{source}:", *problems]))
+    return config
+
+
+def _judged(section: str, values: Mapping[str, Any], judge: Judge) -> list[str]:
+    """What a judge says about a section, unless it has no name to judge, which is a problem of another kind."""
+    known, table = sections()[section].model_fields, values.get(section, {})
+    name = table.get("name", known["name"].default) if isinstance(table, Mapping) else None
+    if not isinstance(name, str):
+        return []
+    inside = "options" in known
+    options = table.get("options", {}) if inside else {key: table[key] for key in table if key not in known}
+    return [f"{section}: {problem}" for problem in judge(name, options)] if isinstance(options, Mapping) else []
 
 
 def _within(value: Any, levels: int) -> bool:

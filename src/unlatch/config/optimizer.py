@@ -65,7 +65,7 @@ def check_options(name: str, options: Iterable[str]) -> None:
     parameters = inspect.signature(find(name)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    accepted = [key for key in parameters if key != "params"]
+    accepted = [key for key in parameters if key not in ("params", "named")]
     for option in options:
         if option not in accepted:
             raise ConfigError(f"optimizer.{option}: {name} takes no {option!r}{hint(option, accepted)}")
@@ -85,10 +85,13 @@ class OptimizerFactory:
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, params: Iterable[Any]) -> torch.optim.Optimizer:
+    def __call__(self, params: Iterable[Any], named: Iterable[tuple[str, Any]] = ()) -> torch.optim.Optimizer:
         make: Any = find(self.name)
+        wants_names = "named" in inspect.signature(make).parameters
         try:
-            made: torch.optim.Optimizer = make(params, **self.options)
+            made: torch.optim.Optimizer = make(named if wants_names else params, **self.options)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"optimizer: torch refuses {self.name} with {dict(self.options)}: {error}") from error
+            other = '; "unlatch.optim:MuonAdamW" leaves the rest to AdamW' if self.name == "Muon" else ""
+            said = f"torch refuses {self.name} with {dict(self.options)}: {error}"
+            raise ConfigError(f"optimizer: {said}{other}") from error
         return made

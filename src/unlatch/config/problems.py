@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+
+from ..lookup import nearest
 
 __all__ = ["explain", "hint"]
 
@@ -28,6 +29,22 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
     "literal_error": "one of {expected}",
 }
+#: What settings are called elsewhere.
+_ALSO_CALLED = {
+    "train_size": "subset",
+    "learning_rate": "lr",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "world_size": "processes",
+    "num_stages": "stages",
+    "grad_clip": "clip_grad_norm",
+    "max_grad_norm": "clip_grad_norm",
+    "gradient_clip_val": "clip_grad_norm",
+    "loss_fn": "loss",
+    "dtype": "precision",
+    "scheduler": "shape",
+    "lr_scheduler": "shape",
+}
 _KINDS = {bool: "true/false", int: "whole number", float: "number", str: "text", list: "list", dict: "table"}
 
 
@@ -39,11 +56,12 @@ def hint(name: str, known: Iterable[str], prefix: str = "") -> str:
     >>> hint("zzz", ["lr", "momentum"])
     '; known: lr, momentum'
     """
-    by_lower = {key.lower(): key for key in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean '{prefix}{by_lower[near[0]]}'?"
-    return "; known: " + ", ".join(sorted(by_lower.values())) if by_lower else ""
+    known = list(known)
+    other = _ALSO_CALLED.get(name)
+    near = other if other in known else nearest(name, known)
+    if near is not None:
+        return f"; did you mean '{prefix}{near}'?"
+    return "; known: " + ", ".join(sorted(known)) if known else ""
 
 
 def explain(error: ValidationError, config: type[BaseModel] | None = None) -> list[str]:
@@ -93,12 +111,11 @@ def _unknown(path: str, location: tuple[Any, ...], sections: Mapping[str, set[st
             return f"unknown section or key '{name}'; did you mean '{owner}.{name}'?"
         return f"unknown section '{name}'{hint(name, sections)}"
     section, name = str(location[0]), str(location[-1])
-    known = sections.get(section, set())
-    near = hint(name, known, f"{section}.")
-    elsewhere = next((other for other, keys in sections.items() if name in keys), None)
-    if near.startswith("; known") and elsewhere is not None:
-        near = f"; did you mean '{elsewhere}.{name}'?"
-    return f"unknown key '{path}'{near}"
+    known, meant = sections.get(section, set()), _ALSO_CALLED.get(name, name)
+    elsewhere = next((other for other, keys in sections.items() if meant in keys), None)
+    if meant not in known and elsewhere is not None and (meant != name or nearest(name, known) is None):
+        return f"unknown key '{path}'; did you mean '{elsewhere}.{meant}'?"
+    return f"unknown key '{path}'{hint(name, known, f'{section}.')}"
 
 
 def _show(value: Any) -> str:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ..errors import ConfigError
-from ..io import toml
 from ..lookup import import_function
 from .lr import LRCurve, LRFactory
 from .optimizer import OptimizerFactory, check_options, defaults
 from .problems import hint
 
-__all__ = ["Config", "Data", "LRSettings", "Method", "Model", "OptimizerSettings", "RunSettings"]
+__all__ = ["Config", "Data", "LRSettings", "Method", "Model", "OptimizerSettings", "RunSettings", "sections"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 #: Counts beyond it are slips of the hand that would only show after a long wait.
@@ -57,6 +57,14 @@ class Data(_Section):
     subset: Positive | None = None  # the first so many training samples
     drop_last: bool = False
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("options")
+    @classmethod
+    def _no_settings(cls, options: dict[str, Any]) -> dict[str, Any]:
+        taken = {"name": "name", "data_dir": "dir", "train_size": "subset"}
+        for option in options.keys() & taken.keys():
+            raise ValueError(f"{option} is a setting of its own: write it as data.{taken[option]}")
+        return options
 
 
 class Method(_OpenSection):
@@ -131,6 +139,7 @@ class RunSettings(_Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     loss: str = "cross_entropy"
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    clip_norm_of: Literal["stage", "model"] = "stage"
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"  # what to do about NaN and infinity
     split: Literal["auto"] | tuple[str, ...] = "auto"
     plan: str | None = None  # a file that `unlatch plan` wrote, where it places tasks (method layerpipe)
@@ -196,7 +205,17 @@ class Config(_Section):
 
     def dump(self) -> str:
         """The resolved settings as TOML text, defaults included; `load` reads it back as an equal config."""
-        return toml.dumps(self.model_dump())
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """The sections by name.
+
+    >>> list(sections())
+    ['model', 'data', 'method', 'optimizer', 'lr', 'run']
+    """
+    found: dict[str, Any] = {name: info.annotation for name, info in Config.model_fields.items()}
+    return found
 
 
 def _as_value_error(check: Any, *arguments: Any) -> Any:

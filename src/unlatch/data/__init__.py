@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .augment import Augment
 from .loader import Loader
-from .registry import load, names
+from .registry import load, names, problems
 from .tensors import TensorData
 
-__all__ = ["Augment", "Loader", "TensorData", "load", "names"]
+__all__ = ["Augment", "Loader", "TensorData", "load", "names", "problems"]

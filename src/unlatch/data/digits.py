@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..lookup import import_extra
 from .augment import Augment
 from .tensors import TensorData, stratified
 
@@ -25,9 +26,9 @@ def digits(seed: int = 0) -> tuple[TensorData, TensorData]:
     >>> len(train), len(test), train.sample_shape
     (1437, 360, (1, 8, 8))
     """
-    from sklearn.datasets import load_digits  # slow to import, and only this set needs it
-
-    pixels, labels = load_digits(return_X_y=True)
+    # Slow to import, and only this set needs it.
+    sets = import_extra("sklearn.datasets", "digits", "the data set 'digits', which comes with scikit-learn,")
+    pixels, labels = sets.load_digits(return_X_y=True)
     x = torch.from_numpy(pixels).float().view(-1, 1, 8, 8) / _WHITE
     y = torch.from_numpy(labels).long()
     in_test = torch.zeros(len(y), dtype=torch.bool)

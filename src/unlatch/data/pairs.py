@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import DataError
@@ -10,10 +10,20 @@ from ..errors import DataError
 __all__ = ["pairs"]
 
 
-def pairs(loader: Iterable[Any], what: str) -> Iterator[tuple[Any, Any]]:
+def _pair(x: Any, y: Any) -> tuple[Any, Any]:
+    return x, y
+
+
+def pairs(
+    loader: Iterable[Any], what: str, taken_in: Callable[..., tuple[Any, Any]] = _pair, *, mappings: bool = False
+) -> Iterator[tuple[Any, Any]]:
     """The batches `(x, y)` of a loader, one by one.
 
-    **Arguments:** `what`: who needs them, for error texts.
+    **Arguments:**
+
+    - `what`: who needs them, for error texts.
+    - `taken_in`: what becomes of the two parts of a batch.
+    - `mappings`: whether batches may be dicts, which `taken_in` is then given whole.
 
     >>> list(pairs([(1, 2), (3, 4, 5)], "fit"))
     Traceback (most recent call last):
@@ -23,18 +33,26 @@ def pairs(loader: Iterable[Any], what: str) -> Iterator[tuple[Any, Any]]:
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise DataError(f"{what} needs a loader of pairs (x, y), got {type(loader).__name__}; it cannot be iterated")
     # At once, not with the first batch: a loader may draw random numbers here.
-    return _checked(iter(loader), what)
+    batches = _numbered(iter(loader))
+    return (taken_in(*_parts(batch, what, mappings)) for batch in batches)
 
 
-def _checked(batches: Iterator[Any], what: str) -> Iterator[tuple[Any, Any]]:
+def _parts(batch: Any, what: str, mappings: bool) -> Sequence[Any]:
+    if mappings and isinstance(batch, Mapping):
+        return (batch,)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        of = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+        raise DataError(f"{what} needs a loader of pairs (x, y), got {of} from it; adapt the loader")
+    return batch
+
+
+def _numbered(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same; an error of the loader says how far it came."""
     count = 0
     try:
         for batch in batches:
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
-                of = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
-                raise DataError(f"{what} needs a loader of pairs (x, y), got {of} from it; adapt the loader")
+            yield batch
             count += 1
-            yield batch[0], batch[1]
     except DataError:
         raise
     except Exception as error:

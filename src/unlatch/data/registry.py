@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..errors import DataError
-from ..lookup import call, find, import_function
+from ..errors import ConfigError, DataError
+from ..lookup import call, find, import_function, unknown_options
 from .cifar import cifar10, cifar100
 from .digits import digits
 from .fashion_mnist import fashion_mnist
 from .shakespeare import shakespeare
 from .tensors import TensorData
 
-__all__ = ["load", "names"]
+__all__ = ["load", "names", "problems"]
 
 _SETS: dict[str, Callable[..., Any]] = {
     "digits": digits,
@@ -61,7 +61,7 @@ def load(
     >>> len(train), len(test), train.classes
     (100, 360, 10)
     """
-    make = import_function("data set", name) if ":" in name else find("data set", name, _SETS)
+    make = _maker(name)
     if "data_dir" in inspect.signature(make).parameters:
         options["data_dir"] = data_dir
     train, test = _both(name, call(f"data set {name!r}", make, options, ours=":" not in name))
@@ -70,6 +70,23 @@ def load(
     if test_size is not None:
         test = test.subset(test_size, subset_seed)
     return train, test
+
+
+def problems(name: str, options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a name, or with names of options of `load`, as far as it shows without reading anything.
+
+    >>> problems("digits", {"sead": 1})
+    ["data set 'digits': there is no option 'sead'. Did you mean 'seed'? Its options: seed"]
+    """
+    own = [option for option in options if option not in inspect.signature(load).parameters]
+    try:
+        return [f"data set {name!r}: {problem}" for problem in unknown_options(_maker(name), own)]
+    except ConfigError as error:
+        return [str(error)]
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    return import_function("data set", name) if ":" in name else find("data set", name, _SETS)
 
 
 def _both(name: str, result: object) -> tuple[TensorData, TensorData]:

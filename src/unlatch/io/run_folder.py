@@ -134,11 +134,14 @@ class RunFolder:
                 raise ConfigError(f"{path}: no run to continue there; expected a folder with {_MARK}")
             return cls(path, _Lock(path))
 
-    def describe(self, config_toml: str, extra: Mapping[str, Any] | None = None) -> None:
-        """Write settings and versions; a continued run with other settings keeps both, the newer with a number."""
+    def describe(self, config_toml: str | None, extra: Mapping[str, Any] | None = None) -> None:
+        """Write versions and settings, if there are any in a file; a continued run with other settings keeps both, the
+        newer with a number."""
         with _refusing(self.path):
             text = json.dumps({**versions(), **(extra or {})}, indent=1) + "\n"
             durable.write_text(self.path / _MARK, text)
+            if config_toml is None:
+                return
             previous, file = None, self.path / "config.toml"
             for number in itertools.count(2):
                 if not file.exists():
@@ -181,8 +184,8 @@ def _make_empty(folder: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ConfigError(
-            f"{folder}: is not empty; choose another folder, or continue that run with --resume, or delete it with "
-            "--overwrite"
+            f"{folder}: is not empty; choose another folder, or continue that run with --resume (Trainer.resume), or "
+            "delete it with --overwrite (overwrite=True)"
         )
     if not is_run(folder):
         raise ConfigError(f"{folder}: holds something other than a run, so it is not overwritten; choose another")

@@ -12,7 +12,7 @@ True
 from .asyncpp import AsyncPP
 from .auxnet import SPH, AuxNet, AuxVar
 from .backward_unlocked import DDG, FR
-from .base import BASELINE, ClosedForm, Delayed, GradientKind, Method, get, names, register
+from .base import BASELINE, ClosedForm, Delayed, GradientKind, Method, get, names, problems, register
 from .cgad import CGAD
 from .compose import Compose
 from .dtrp import DSP, DTR, DTRP
@@ -64,5 +64,6 @@ __all__ = [
     "buffer_settings",
     "get",
     "names",
+    "problems",
     "register",
 ]

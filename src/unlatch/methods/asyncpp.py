@@ -11,7 +11,7 @@ from ..rules.updates import StagePlace, UpdateRule
 from ..rules.weights import Stash
 from ..schedule import Schedule, one_f_one_b_async
 from .base import Delayed, register
-from .options import AtLeast
+from .options import at_least
 
 __all__ = ["AsyncPP"]
 
@@ -36,7 +36,7 @@ class AsyncPP(Delayed):
     """
 
     momentum: Literal["versions", "given"] = "versions"
-    discount_updates: Annotated[int, AtLeast(0)] = 0
+    discount_updates: Annotated[int, at_least(0)] = 0
 
     name = "asyncpp"
     summary = "pipedream whose momentum and step size follow the delay; for NAdam"

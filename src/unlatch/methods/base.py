@@ -11,10 +11,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from inspect import isabstract
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..errors import ConfigError, PlanError
-from ..lookup import call, did_you_mean
+from ..lookup import call, did_you_mean, import_function, unknown_options
 from ..nn.chain import Block
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
@@ -38,7 +39,7 @@ from .costs import chain_workload, stage_costs
 from .options import Whole, check_options
 from .planner import Planner
 
-__all__ = ["BASELINE", "ClosedForm", "Delayed", "GradientKind", "Method", "get", "names", "register"]
+__all__ = ["BASELINE", "ClosedForm", "Delayed", "GradientKind", "Method", "get", "names", "problems", "register"]
 
 #: Of backpropagation; that of an older batch; that of a loss of the stage's own.
 GradientKind = Literal["exact", "late", "local"]
@@ -275,13 +276,37 @@ class Method(ABC):
         return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
     @property
+    def address(self) -> str:
+        """What `get` finds it by: its name if it is registered, else `package.module:Class`.
+
+        >>> from .fdg import FDG
+        >>> class Mine(FDG): pass
+        >>> FDG().address, Mine().address
+        ('fdg', 'unlatch.methods.base:Mine')
+        """
+        kind = type(self)
+        return self.name if METHODS.get(self.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
+
+    @property
     def arguments(self) -> dict[str, Any]:
-        """All options by name: `get(method.name, **method.arguments)` is the same method.
+        """All options by name: `get(method.address, **method.arguments)` is the same method.
 
         >>> get("pipedream", microbatches=2).arguments["microbatches"]
         2
         """
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+
+    @property
+    def call(self) -> str:
+        """The method as Python writes it, options that have their default left out.
+
+        >>> get("pipedream", microbatches=2, predict="linear").call
+        "unlatch.methods.PipeDream(microbatches=2, predict='linear')"
+        """
+        kind, default = type(self), {one.name: one.default for one in fields(self)}
+        options = [f"{name}={value!r}" for name, value in self.arguments.items() if value != default[name]]
+        package = "unlatch.methods." if kind.__module__.startswith("unlatch.methods.") else ""
+        return f"{package}{kind.__name__}({', '.join(options)})"
 
     @property
     def gradient(self) -> GradientKind:
@@ -460,11 +485,47 @@ def names() -> list[str]:
 def get(method: str | Method, **options: Any) -> Method:
     """The method called so, with these options; a method object is returned as it is.
 
+    **Arguments:** `method`: a registered name, or `package.module:Class` for one that is not registered.
+
     >>> get("fdg", microbatches=4).microbatches
     4
+    >>> get("unlatch.methods.fdg:FDG") == get("fdg")
+    True
     """
     if isinstance(method, Method):
         return replace(method, **options) if options else method
-    if method not in METHODS:
-        raise ConfigError(f"there is no method {method!r}.{did_you_mean(method, METHODS)} Known: {', '.join(METHODS)}")
-    return call(f"method {method!r}", METHODS[method], options)
+    return call(f"method {method!r}", _kind(method), options)
+
+
+def problems(name: str, options: Mapping[str, Any]) -> list[str]:
+    """All that is wrong with a name and with options, one line each; nothing if `get` takes them.
+
+    >>> problems("fdg", {"accumulate": 0, "gamma": "x"})
+    ['fdg: accumulate must be a whole number, at least 1, got 0', "fdg: gamma must be a number, got 'x'"]
+    """
+    try:
+        kind = _kind(name)
+    except ConfigError as error:
+        return [str(error)]
+    found = [f"method {name!r}: {problem}" for problem in unknown_options(kind, options)]
+    known = {option: value for option, value in options.items() if not unknown_options(kind, [option])}
+    try:
+        call(f"method {name!r}", kind, known)
+    except ConfigError as error:
+        found += str(error).splitlines()
+    return found
+
+
+def _kind(name: str) -> type[Method]:
+    if ":" in name:
+        found = import_function("method", name)
+        if not (isinstance(found, type) and issubclass(found, Method)) or isabstract(found):
+            whole = "with a schedule and rules of its own, got one without" if isabstract(found) else f"got {found!r}"
+            raise ConfigError(f"method {name!r}: expected a subclass of unlatch.methods.Method, {whole}")
+        return found
+    if name not in METHODS:
+        hint = did_you_mean(name, METHODS)
+        raise ConfigError(
+            f"there is no method {name!r}.{hint} Known: {', '.join(METHODS)}; or give 'package.module:Class'"
+        )
+    return METHODS[name]

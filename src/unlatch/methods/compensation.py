@@ -13,9 +13,11 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from ..nn.chain import Block, StageChain
 from ..nn.tree import Tree, batch_size, flatten, map_tensors
+from ..rules.losses import measured
 
 __all__ = ["choose_compensation"]
 
@@ -50,20 +52,23 @@ def choose_compensation(
         return 1, f"batch compensation: kept at 1, since even one batch needs more than {cap / 1e6:.0f} MB"
     best = max(rates.values())
     chosen = min(m for m, rate in rates.items() if rate >= (1 - TOLERANCE) * best)
-    measured = ", ".join(f"{m}: {rate:.0f}/s" for m, rate in rates.items())
+    found = ", ".join(f"{m}: {rate:.0f}/s" for m, rate in rates.items())
     return chosen, (
         f"batch compensation: {chosen} batch(es) of {size} as one, the smallest count within {TOLERANCE:.0%} of the "
-        f"best throughput of the slowest stage (samples per second by count: {measured})"
+        f"best throughput of the slowest stage (samples per second by count: {found})"
     )
 
 
 def _tick(modules: list[Any], x: Tree, y: Tree, loss_fn: Any, repeats: int) -> tuple[float, int]:
-    """Seconds of the slowest stage for one tick of DTR, and the bytes of all stage inputs."""
+    """Seconds of the slowest stage for one tick of DTR, and the bytes of all inputs that the stages keep."""
     slowest, kept = 0.0, 0
     for index, module in enumerate(modules):
-        last = index == len(modules) - 1
-        inputs = map_tensors(lambda t: t.detach(), x)
-        kept += sum(t.nbytes for t in flatten(inputs)[0])
+        later = len(modules) - 1 - index
+        last = later == 0
+        # All stages but the first hand a gradient down.
+        inputs = map_tensors(lambda t, wanted=index > 0: _leaf(t, wanted=wanted), x)  # type: ignore[misc]
+        # The last one is done with its input before the next comes.
+        kept += max(1, 2 * later) * sum(t.nbytes for t in flatten(inputs)[0])
         seconds = []
         for _ in range(repeats):
             start = time.perf_counter()
@@ -72,8 +77,12 @@ def _tick(modules: list[Any], x: Tree, y: Tree, loss_fn: Any, repeats: int) -> t
                     x = module(inputs)
             outputs = module(inputs)
             if last:
-                outputs = loss_fn(outputs, y)
+                outputs = measured(loss_fn(outputs, y))[0]
             torch.autograd.backward([t.sum() for t in flatten(outputs)[0] if t.requires_grad])
             seconds.append(time.perf_counter() - start)
         slowest = max(slowest, min(seconds))
     return slowest, kept
+
+
+def _leaf(t: Tensor, *, wanted: bool) -> Tensor:
+    return t.detach().requires_grad_(wanted and t.is_floating_point())

@@ -1,44 +1,38 @@
 """Options of methods, read from the annotations of their fields: what each may be, checked once for all methods.
 
-A field may be a `Literal`, an `int`, a `float`, a `bool`, `None`, or a union of these; `AtLeast` and `POSITIVE` bound
-numbers. Whatever else a field holds (functions, predictors, ramps) is checked by its owner.
+A field may be a `Literal`, an `int`, a `float`, a `bool`, `None`, or a union of these; `at_least` and `Positive` bound
+numbers. Pydantic checks them. Whatever else a field holds (functions, predictors, ramps) is checked by its owner.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import nn
 
 from ..errors import ConfigError
 from ..lookup import import_function
 
-__all__ = ["POSITIVE", "AtLeast", "Positive", "Whole", "as_function", "check_options", "choices", "owner"]
+__all__ = ["Positive", "Whole", "as_function", "at_least", "check_options", "choices", "owner"]
 
 
-@dataclass(frozen=True)
-class AtLeast:
-    """The smallest value of a whole number."""
-
-    low: int
+def at_least(low: int) -> Any:
+    """The bound of a whole number, as in `Annotated[int, at_least(0)]`. Its description is for errors."""
+    return Field(ge=low, description=f"a whole number, at least {low}")
 
 
-#: Marks a number above 0.
-POSITIVE = "positive"
-
-Whole: TypeAlias = Annotated[int, AtLeast(1)]
-Positive: TypeAlias = Annotated[float, POSITIVE]
+Whole: TypeAlias = Annotated[int, at_least(1)]
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False, description="above 0 and finite")]
 
 
 def check_options(method: Any) -> None:
-    """Raise `ConfigError` if a field of a dataclass with a `name` is not what its annotation says.
+    """Raise `ConfigError`, with a line for each, if fields of a dataclass with a `name` are not what annotations say.
 
     >>> from unlatch.methods import PETRA
     >>> PETRA(order="2f2b")
@@ -46,10 +40,15 @@ def check_options(method: Any) -> None:
     ...
     unlatch.errors.ConfigError: petra: order must be one of ticked, 1f1b, got '2f2b'
     """
-    for option, (words, fits) in _checks(method.__class__).items():
+    wrong = []
+    for option, (words, adapter) in _checks(method.__class__).items():
         value = getattr(method, option)
-        if not fits(value):
-            raise ConfigError(f"{method.name}: {option} must be {words}, got {value!r}")
+        try:
+            adapter.validate_python(value)
+        except ValidationError:
+            wrong.append(f"{method.name}: {option} must be {words}, got {value!r}")
+    if wrong:
+        raise ConfigError("\n".join(wrong))
 
 
 def choices(method: type, option: str) -> tuple[str, ...]:
@@ -94,13 +93,13 @@ def as_function(name: str, value: object, of: str) -> Callable[..., Any] | None:
     raise ConfigError(f"{name} must be a function of {of}{also}, got {got}")
 
 
-Check: TypeAlias = tuple[str, Callable[[Any], bool]]
-
-
 @cache
-def _checks(method: type) -> dict[str, Check]:
-    found = {option: _check(hint) for option, hint in _hints(method).items() if option in method.__dataclass_fields__}  # type: ignore[attr-defined]
-    return {option: check for option, check in found.items() if check is not None}
+def _checks(method: type) -> dict[str, tuple[str, TypeAdapter[Any]]]:
+    """What each option must be, in words and for pydantic, where its annotation says."""
+    found = {option: hint for option, hint in _hints(method).items() if option in method.__dataclass_fields__}  # type: ignore[attr-defined]
+    words = {option: _words(hint) for option, hint in found.items()}
+    strict = ConfigDict(strict=True)
+    return {option: (said, TypeAdapter(found[option], config=strict)) for option, said in words.items() if said}
 
 
 @cache
@@ -120,36 +119,20 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _check(hint: Any) -> Check | None:
-    """What a value must be, in words, and whether one is; `None` if its annotation does not say."""
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _words(hint: Any) -> str | None:
+    """What a value must be; `None` if it may be something that annotations do not tell."""
     # Words first, numbers with their bounds last. That nothing may be given instead goes without saying.
     members = sorted(_members(hint), key=lambda member: not _is_literal(member))
-    checks = [_single(member, alone=len(members) == 1) for member in members]
-    known = [check for check in checks if check is not None]
-    if len(known) < len(checks):
-        return None
-    return " or ".join(words for words, _ in known if words), lambda value: any(fits(value) for _, fits in known)
+    said = [_word(member, alone=len(members) == 1) for member in members if member is not type(None)]
+    return None if None in said else " or ".join(filter(None, said))
 
 
-def _single(hint: Any, alone: bool) -> Check | None:
-    kind, bounds = (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
-    if _is_literal(kind):
-        allowed = get_args(kind)
-        words = f"one of {', '.join(allowed)}" if alone else " or ".join(f'"{word}"' for word in allowed)
-        return words, lambda value: isinstance(value, str) and value in allowed
-    if kind is bool:
-        return "true or false", lambda value: isinstance(value, bool)
-    if kind is int:
-        low = next((bound.low for bound in bounds if isinstance(bound, AtLeast)), None)
-        words = "a whole number" if low is None else f"a whole number, at least {low}"
-        return words, lambda value: _is(int, value) and (low is None or value >= low)
-    if kind is float and POSITIVE in bounds:
-        return "above 0 and finite", lambda value: _is(int | float, value) and 0 < value < math.inf
-    if kind is float:
-        return "a number", lambda value: _is(int | float, value)
-    return ("", lambda value: value is None) if kind is type(None) else None
-
-
-def _is(kind: Any, value: Any) -> bool:
-    """An instance, where truth values are no numbers."""
-    return isinstance(value, kind) and not isinstance(value, bool)
+def _word(hint: Any, alone: bool) -> str | None:
+    if _is_literal(hint):
+        return f"one of {', '.join(get_args(hint))}" if alone else " or ".join(f'"{word}"' for word in get_args(hint))
+    if get_origin(hint) is Annotated:
+        return next((bound.description for bound in hint.__metadata__ if bound.description), None)
+    return _KINDS.get(hint)

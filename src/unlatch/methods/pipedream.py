@@ -11,6 +11,7 @@ from ..rules.activations import Graph
 from ..rules.bundle import Rules
 from ..rules.weights import Lagging, Stash
 from ..schedule import Schedule, one_f_one_b_async
+from ..table import Table
 from .base import Delayed, register
 from .planner import Placement, Planner, PlanRequest, figures
 
@@ -86,8 +87,9 @@ class PipeDream2BW(Delayed):
 
 
 def _lines(planned: PlannedStages) -> list[str]:
-    lines = [f"{'stage':>5}  {'layers':>9}  {'devices':>7}  versions"]
-    for index, (stage, versions) in enumerate(zip(planned.stages, planned.versions, strict=True)):
-        span = f"{stage.first}-{stage.end - 1}"
-        lines.append(f"{index:>5}  {span:>9}  {stage.replicas:>7}  {versions}")
-    return [*lines, *figures(planned.to_json())]
+    rows = [
+        (str(index), f"{stage.first}-{stage.end - 1}", str(stage.replicas), str(versions))
+        for index, (stage, versions) in enumerate(zip(planned.stages, planned.versions, strict=True))
+    ]
+    table = Table(("stage", "layers", "devices", "versions"), rows, left=())
+    return [*table.lines(), *figures(planned.to_json())]

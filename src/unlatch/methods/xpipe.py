@@ -15,7 +15,7 @@ from ..rules.bundle import Rules
 from ..rules.kept import MicroBatch
 from ..rules.predict import NoPrediction, Predictor, predictor
 from ..rules.updates import StagePlace
-from ..rules.weights import ForwardView, Predicted, PredictedView, Stash
+from ..rules.weights import ComingRates, ForwardView, Predicted, PredictedView, Stash
 from ..schedule import Schedule, one_f_one_b_async
 from .base import Delayed, register
 
@@ -81,11 +81,11 @@ class _SharedView(PredictedView):
         self._update = -1
 
     def values(
-        self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
+        self, micro: MicroBatch, version: int, coming: ComingRates, *, lasting: bool
     ) -> tuple[list[Tensor] | None, int]:
         if micro.update != self._update:
             self._update = micro.update
-            self._shared, self._version = super().values(micro, version, lr_factor, lasting=True)
+            self._shared, self._version = super().values(micro, version, coming, lasting=True)
         return self._shared, self._version
 
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from .base import Chain
 from .gpt import GPT, next_token_loss
 from .mlp import MLP
-from .registry import build, names, options_for
+from .registry import build, metrics_for, names, options_for, problems
 from .resnet import ResNet
 from .resnet_cifar import CifarResNet
 from .vgg import VGG
@@ -27,7 +27,9 @@ __all__ = [
     "ResNet",
     "WideResNet",
     "build",
+    "metrics_for",
     "names",
     "next_token_loss",
     "options_for",
+    "problems",
 ]

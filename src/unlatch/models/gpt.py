@@ -1,4 +1,4 @@
-"""A small decoder-only transformer: embedding, pre-norm causal blocks, final norm with an untied output layer."""
+"""A small decoder-only transformer: embedding, pre-norm causal blocks, final norm and an output layer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class CausalBlock(nn.Module):
 
 
 class _NormHead(nn.Module):
-    """Final layer norm and the output layer, which has weights of its own: tied ones could not be cut apart."""
+    """Final layer norm and the output layer."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -98,6 +98,7 @@ class GPT(Chain):
     - `context`: longest sequence.
     - `depth`, `width`, `heads`: of the causal blocks.
     - `dropout`: after the embedding, in the attention and on both branches of each block.
+    - `tied`: whether the output layer uses the vectors of the embedding.
 
     >>> import torch
     >>> model = GPT(vocabulary=11, context=8, depth=2, width=16, heads=2)
@@ -114,6 +115,7 @@ class GPT(Chain):
         width: int = 128,
         heads: int = 4,
         dropout: float = 0.0,
+        tied: bool = False,
     ) -> None:
         super().__init__()
         if width % heads:
@@ -121,6 +123,8 @@ class GPT(Chain):
         self.embed = _Embedding(vocabulary, context, width, dropout)
         self.layers = nn.Sequential(*(CausalBlock(width, heads, dropout) for _ in range(depth)))
         self.head = _NormHead(width, vocabulary)
+        if tied:
+            self.head.linear.weight = self.embed.token.weight
         self._initialise(depth)
 
     def _initialise(self, depth: int) -> None:

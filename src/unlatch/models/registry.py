@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import ConfigError
-from ..lookup import call, find, import_function
+from ..lookup import call, find, import_function, unknown_options
+from ..metrics import Metric, accuracy, perplexity
 from .gpt import GPT
 from .mlp import MLP
 from .resnet import resnet18, resnet34, resnet50
@@ -20,7 +21,7 @@ from .reversible import REVERSIBLE_MODELS
 from .vgg import VGG
 from .wide_resnet import WideResNet
 
-__all__ = ["build", "names", "options_for"]
+__all__ = ["build", "metrics_for", "names", "options_for", "problems"]
 
 _SMALL_IMAGE = 64
 
@@ -104,11 +105,26 @@ def build(name: str, **options: Any) -> nn.Module:
     >>> len(build("unlatch.models.resnet_cifar:CifarResNet", depth=26).blocks())
     14
     """
-    make = import_function("model", name) if ":" in name else find("model", name, _MODELS).make
-    model: nn.Module = call(f"model {name!r}", make, options, ours=":" not in name)
+    model: nn.Module = call(f"model {name!r}", _maker(name), options, ours=":" not in name)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r} returned {type(model).__name__}: expected a torch.nn.Module")
     return model
+
+
+def problems(name: str, options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a name, or with names of options, as far as it shows without building the model.
+
+    >>> problems("math:sqrt", {}), problems("mlp", {"widhts": [2]})  # doctest: +ELLIPSIS
+    ([], ["model 'mlp': there is no option 'widhts'. Did you mean 'widths'? Its options: widths, ..."])
+    """
+    try:
+        return [f"model {name!r}: {problem}" for problem in unknown_options(_maker(name), options)]
+    except ConfigError as error:
+        return [str(error)]
+
+
+def _maker(name: str) -> Callable[..., nn.Module]:
+    return import_function("model", name) if ":" in name else find("model", name, _MODELS).make
 
 
 def options_for(name: str, shape: Sequence[int], classes: int) -> dict[str, Any]:
@@ -120,3 +136,16 @@ def options_for(name: str, shape: Sequence[int], classes: int) -> dict[str, Any]
     {'in_channels': 3, 'classes': 10, 'stem': 'small'}
     """
     return {} if ":" in name else find("model", name, _MODELS).suit(shape, classes)
+
+
+def metrics_for(name: str) -> tuple[Metric, ...] | None:
+    """What evaluation should measure beside the loss; `None` leaves it to the shapes of outputs and targets.
+
+    Language models of this package give scores `(N, T, vocabulary)`, to be compared with targets of the same position.
+
+    >>> import torch
+    >>> [sorted(metric(torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long))) for metric in metrics_for("gpt")]
+    [['accuracy'], ['perplexity']]
+    """
+    reads_text = ":" not in name and find("model", name, _MODELS).suit is _text
+    return (accuracy(axis=-1), perplexity(axis=-1)) if reads_text else None

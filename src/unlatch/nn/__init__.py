@@ -1,12 +1,15 @@
 """What training by stages needs from a network.
 
-`chain` makes blocks of a model (read it first) and `chain_check` checks them, `tree` handles what passes between them.
+`chain` makes blocks of a model (read it first) and `chain_check` checks them, `tree` handles what passes between them,
+`carry` what passes by some of them. `foreign` and the files `huggingface` know models that were written elsewhere.
 `randomness` and `statistics` make passes replay, `split_backward` divides a backward. `coupling`, `reversible` and
 `inversion` are reversible blocks; `auxiliary`, `heads`, `rescaled` networks beside the stages. Exports are public.
 """
 
 from __future__ import annotations
 
+from .apply import Apply
+from .carry import Add, Recall, Remember
 from .chain import Block, Model, StageChain, aliases, as_module, chain, cut, stage_of_blocks, stage_starts, state_names
 from .chain_check import Tie, check_chain, ties
 from .randomness import mixed_seed, replayable
@@ -33,12 +36,16 @@ from .statistics import frozen_statistics
 from .tree import Structure, Tree, batch_size, flatten, map_tensors, split_batch, tree_bytes, unflatten
 
 __all__ = [
+    "Add",
+    "Apply",
     "Block",
     "Coupling",
     "Merge",
     "Model",
     "Pending",
     "Permutation",
+    "Recall",
+    "Remember",
     "RevBlock",
     "ReversibleChain",
     "Segment",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ShapeMismatch
+from .border_state import BorderState, read_state
 from .chain import Block
 from .tree import Tree, batch_size, flatten, map_tensors
 
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 _ROWS = 2
+_NEEDED = (
+    "Pass one that fits (factory=...), a function of the Border to a module from the raw data (for tokens one that "
+    "begins with an embedding) to Border.shape per sample."
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,11 @@ class Border:
 
     - `stage`: the stage whose input is to be predicted, 1 or more.
     - `blocks`: the blocks before it, with the shape that each puts out (without the batch).
-    - `shape`: of the stage's input, without the batch.
+    - `shape`: of the stage's input, without the batch: of its main tensor, if there are several.
     - `sample`: two raw samples.
     - `non_negative`: whether the stage's input had no negative value on the sample.
+    - `state`: the stage's input for the two samples.
+    - `reading`: where its tensors are.
     """
 
     stage: int
@@ -52,6 +59,8 @@ class Border:
     shape: tuple[int, ...]
     sample: Tree
     non_negative: bool
+    state: Tree
+    reading: BorderState
 
 
 @contextmanager
@@ -82,28 +91,20 @@ def measure_blocks(blocks: Sequence[Block], sample: Tree) -> list[Tree]:
 
 
 def find_borders(blocks: Sequence[Block], starts: Sequence[int], sample: Tree) -> list[Border]:
-    """What every stage after the first takes in; an error if that is not one tensor of real numbers."""
+    """What every stage after the first takes in; an error if no tensor of real numbers is the main one there."""
     outputs = measure_blocks(blocks[: starts[-1]], sample)
     rows = map_tensors(lambda t: t[:_ROWS], sample)
     borders = []
     for stage, start in enumerate(starts[1:], start=1):
-        before = outputs[start - 1]
-        if not isinstance(before, Tensor) or not before.is_floating_point() or before.dim() < 2:
-            what = (
-                f"{before.dtype} of shape {tuple(before.shape)}"
-                if isinstance(before, Tensor)
-                else type(before).__name__
-            )
-            raise ShapeMismatch(
-                f"stage {stage} (block '{blocks[start].name}') takes {what} as input; only one tensor of real "
-                "numbers with a batch dimension can be predicted there. Cut elsewhere (split=[...]), or use a method "
-                "that sends gradients."
-            )
+        before, modules = outputs[start - 1], [block.module for block in blocks[:start]]
+        where = f"stage {stage} (block '{blocks[start].name}')"
+        reading = read_state(before, modules, batch_size(rows), where)
+        main = reading.tensor(before)
         known = tuple(
             (block, tuple(out.shape[1:]) if isinstance(out, Tensor) else ())
             for block, out in zip(blocks[:start], outputs[:start], strict=True)
         )
-        borders.append(Border(stage, known, tuple(before.shape[1:]), rows, bool((before >= 0).all())))
+        borders.append(Border(stage, known, tuple(main.shape[1:]), rows, bool((main >= 0).all()), before, reading))
     return borders
 
 
@@ -163,14 +164,14 @@ def check_auxnet(net: object, border: Border, described: str = "the AuxNet") -> 
     except Exception as error:
         raise ShapeMismatch(
             f"{described} of stage {border.stage} fails on the raw data ({_described(border.sample)}), which it must "
-            f"turn into {border.shape} per sample: {type(error).__name__}: {error}"
+            f"turn into {border.shape} per sample: {type(error).__name__}: {error}. {_NEEDED}"
         ) from error
     got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
     if got != border.shape or not out.is_floating_point():
         kind = f" of {out.dtype}" if isinstance(out, Tensor) and not out.is_floating_point() else ""
         raise ShapeMismatch(
             f"{described} of stage {border.stage} puts out {got}{kind} per sample, but the stage takes {border.shape}: "
-            "it must predict the stage's input exactly (see Border.shape)"
+            f"it must predict the stage's input exactly (see Border.shape). {_NEEDED}"
         )
     return net
 

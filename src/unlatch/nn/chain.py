@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
+from .carry import Recall, Remember, carrying, leaving_weights
+from .foreign import foreign
+from .offer import how_to_cut
 from .tree import Tree, flatten, map_tensors, unflatten
 
 __all__ = [
@@ -59,12 +62,13 @@ def chain(model: Model) -> list[Block]:
 
     **Arguments:**
 
-    - `model`: an `nn.Sequential`, a list of modules, or a module with a method `blocks()`.
+    - `model`: an `nn.Sequential`, a list of modules, a module with a method `blocks()`, or a model of `transformers`.
 
     **Returns:**
 
     Blocks in order. A block has the name under which the model holds it; one made on the fly by `blocks()` is called
-    `block<position>`, and all its parameters and buffers must belong to the model.
+    `block<position>`, and all its parameters and buffers must belong to the model. Blocks that others reach across, by
+    a weight in common or by `unlatch.nn.Remember`, pass on what these need (`unlatch.nn.carry`).
 
     >>> [block.name for block in chain(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))]
     ['0', '1']
@@ -74,17 +78,16 @@ def chain(model: Model) -> list[Block]:
         blocks = _named_blocks(model, list(listed()))
     elif isinstance(model, nn.Sequential | nn.ModuleList):
         blocks = [Block(name, part) for name, part in model._modules.items() if part is not None]
+    elif (from_elsewhere := foreign(model)) is not None:
+        blocks = [Block(name, part) for name, part in from_elsewhere.blocks()]
     elif isinstance(model, nn.Module):
-        raise PlanError(
-            f"{type(model).__name__} does not say where it can be cut: give it a method blocks() that lists modules "
-            "whose composition is the model, or pass an nn.Sequential or a list of modules"
-        )
+        raise PlanError(f"{type(model).__name__} does not say where it can be cut: {how_to_cut(model)}")
     else:
         as_module(model)
         blocks = [Block(str(index), part) for index, part in enumerate(model)]
     if not blocks:
         raise PlanError(f"{type(model).__name__} has no blocks: at least one is needed")
-    return blocks
+    return [Block(block.name, module) for block, module in zip(blocks, carrying(blocks), strict=True)]
 
 
 def _named_blocks(model: nn.Module, parts: list[nn.Module]) -> list[Block]:
@@ -94,7 +97,9 @@ def _named_blocks(model: nn.Module, parts: list[nn.Module]) -> list[Block]:
     for index, part in enumerate(parts):
         if not isinstance(part, nn.Module):
             raise PlanError(f"blocks() must list nn.Module only, got {type(part).__name__} at position {index}")
-        name = registered.get(id(part), f"block{index}") or type(model).__name__
+        # A block that remembers or recalls goes by the name of what it wraps.
+        known = part if id(part) in registered or not isinstance(part, Remember | Recall) else part.block
+        name = registered.get(id(known), f"block{index}") or type(model).__name__
         if name in taken:
             name = f"{name}@{index}"
         taken.add(name)
@@ -236,6 +241,8 @@ class StageChain(nn.Module):
     A stage keeps its input for later, so blocks that write into it (`nn.ReLU(inplace=True)` right after a cut) get a
     copy. Whether they do is found out on the first call in training and in evaluation mode.
 
+    **Arguments:** `model`: that the blocks are from, if parameters are to be known by their names there.
+
     >>> import torch
     >>> stage = StageChain(chain(nn.Sequential(nn.ReLU(inplace=True), nn.Flatten())))
     >>> x = torch.tensor([[-1.0]])
@@ -243,10 +250,13 @@ class StageChain(nn.Module):
     (tensor([[0.]]), tensor([[-1.]]))
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block], model: Model | None = None) -> None:
         super().__init__()
         self.names = [block.name for block in blocks]
         self.blocks = nn.ModuleList(block.module for block in blocks)
+        self.original = state_names(self, model) if model is not None else {}
+        #: Weights of this stage that go up with the state, by the name that they are carried under.
+        self.leaving_weights = leaving_weights([block.module for block in blocks])
         self._writes_input: dict[bool, bool] = {}
 
     def forward(self, x: Tree) -> Tree:
@@ -265,6 +275,9 @@ class StageChain(nn.Module):
                 x = block(x)
             except PlanError as error:
                 raise PlanError(f"block '{name}': {error}") from error
+        if self.leaving_weights:
+            copies = {name: x["carried"][name].clone() for name in self.leaving_weights}
+            x = {"x": x["x"], "carried": {**x["carried"], **copies}}
         return x
 
     def _forward_and_learn(self, x: Tree) -> Tree:
@@ -292,5 +305,7 @@ def name_in_model(part: nn.Module, name: str) -> str:
     """
     if not isinstance(part, StageChain):
         return name
+    if name in part.original:
+        return part.original[name]
     _, number, rest = name.split(".", 2)
     return f"{part.names[int(number)]}.{rest}"

@@ -8,7 +8,7 @@ These need a sample. Nothing of the model is changed by looking.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,11 +18,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..errors import PlanError, ShapeMismatch
 from .chain import Block, Model, as_module, stage_of_blocks
+from .foreign import foreign
 from .randomness import replayable
 from .statistics import frozen_statistics
 from .tree import Tree, batch_size, flatten, map_tensors, unflatten
 
-__all__ = ["Tie", "check_chain", "ties"]
+__all__ = ["Tie", "check_chain", "check_own_loss", "one_argument", "ties"]
 
 _ROWS = 2
 
@@ -39,13 +40,13 @@ def check_chain(blocks: Sequence[Block], model: Model, starts: Sequence[int], sa
         that pass a cut unseen, and operations outside of the blocks. Without it only the modules are inspected.
 
     >>> from .chain import chain
-    >>> shared = nn.Linear(2, 2)
+    >>> shared = nn.BatchNorm1d(2, affine=False)
     >>> model = nn.Sequential(shared, nn.ReLU(), shared)
     >>> check_chain(chain(model), model, [0])
     >>> check_chain(chain(model), model, [0, 2])
     Traceback (most recent call last):
     ...
-    unlatch.errors.PlanError: parameter '0.weight' is shared by block '0' (stage 0) and block '2' (stage 1)...
+    unlatch.errors.PlanError: module BatchNorm1d is shared by block '0' (stage 0) and block '2' (stage 1)...
     """
     root = as_module(model)
     stages = stage_of_blocks(len(blocks), starts)
@@ -57,11 +58,36 @@ def check_chain(blocks: Sequence[Block], model: Model, starts: Sequence[int], sa
             few = _rows(sample, 0)
             with replayable(0, 0, 0):
                 output = _check_connections(blocks, stages, few)
-            if _forward_can_be_compared(root):
+            forward = _own_forward(root)
+            if forward is not None:
                 with replayable(0, 0, 0):
-                    expected = _run(root, f"{type(root).__name__}.forward", map_tensors(Tensor.clone, few))
+                    expected = _run(forward, f"{type(root).__name__}.forward", map_tensors(Tensor.clone, few))
                 _compare(root, expected, output)
             _check_memory(blocks, stages, few, _rows(sample, 1))
+
+
+def check_own_loss(root: nn.Module, x: Tree, y: Tree) -> None:
+    """Raise `PlanError` if the loss that is computed here for a model from elsewhere is not the one it computes itself.
+
+    **Arguments:** `x`, `y`: a batch; a few rows of it are tried.
+    """
+    from_elsewhere = foreign(root)
+    if from_elsewhere is None or from_elsewhere.loss is None:
+        return
+    x, y = _rows(x, 0), _rows(y, 0)
+    try:
+        with _untouched([root]), torch.no_grad():
+            total, count = from_elsewhere.loss(from_elsewhere.output(x), y)
+            expected = from_elsewhere.own_loss(x, y)
+    except Exception as error:
+        shown = f"{tuple(y.shape)} {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+        raise PlanError(f"the loss of {type(root).__name__} fails on labels {shown}: {error}") from error
+    # The model may compute in single precision whatever it is given.
+    if expected is not None and count and not _close(expected.float(), (total / count).float()):
+        raise PlanError(
+            f"{type(root).__name__} computes another loss than is known for its kind: {float(expected)} itself, "
+            f"{float(total / count)} here; pass that loss as loss_fn, a function of output and labels"
+        )
 
 
 def _check_materialised(root: nn.Module) -> None:
@@ -92,7 +118,7 @@ class Tie(NamedTuple):
 
 
 def ties(blocks: Sequence[Block], model: Model | None = None) -> list[Tie]:
-    """Find the blocks that share parameters or modules with state.
+    """Find the blocks that share memory or modules with state. A weight in common is none of it: `chain` sees to that.
 
     **Arguments:**
 
@@ -100,26 +126,36 @@ def ties(blocks: Sequence[Block], model: Model | None = None) -> list[Tie]:
     - `model`: for the original names of parameters; without it, names inside the block.
 
     >>> from .chain import chain
-    >>> shared = nn.Linear(2, 2, bias=False)
-    >>> ties(chain([shared, nn.ReLU(), shared]))[0]
-    Tie(first=0, second=2, what="parameter 'weight'")
+    >>> shared = nn.BatchNorm1d(2, affine=False)
+    >>> ties(chain([shared, nn.ReLU(), shared]))  # doctest: +ELLIPSIS
+    [Tie(first=0, second=2, what='module BatchNorm1d'), Tie(...), Tie(...), Tie(...)]
     """
     names = {id(one): name for name, one in as_module(model).named_parameters()} if model is not None else {}
-    users: dict[int, int] = {}
     found: list[Tie] = []
+    owners: dict[int, tuple[int, str, nn.Parameter]] = {}
     for index, block in enumerate(blocks):
         for local, parameter in block.module.named_parameters():
+            name = names.get(id(parameter), local)
             # Two Parameters over the same memory are tied as well; memory that does not exist (meta) has address 0.
-            first = users.setdefault(parameter.data_ptr() or id(parameter), index)
-            if first != index:
-                found.append(Tie(first, index, f"parameter '{names.get(id(parameter), local)}'"))
-    users = {}
+            first, other, owner = owners.setdefault(parameter.data_ptr() or id(parameter), (index, name, parameter))
+            if first != index and owner is not parameter:
+                frozen = next((n for n, p in ((other, owner), (name, parameter)) if not p.requires_grad), None)
+                state = f", of which '{frozen}' is frozen" if frozen is not None else ""
+                found.append(Tie(first, index, f"the memory of two parameters, '{other}' and '{name}'{state},"))
+    users: dict[int, int] = {}
     for index, block in enumerate(blocks):
         for local, module in block.module.named_modules():
             first = users.setdefault(id(module), index)
             if first != index and not _stateless(module):
                 kind = type(module).__name__
                 found.append(Tie(first, index, f"module '{local}' ({kind})" if local else f"module {kind}"))
+    # A module whose weights are carried is another one in each block, but with the same buffers.
+    users = {}
+    for index, block in enumerate(blocks):
+        for local, buffer in block.module.named_buffers():
+            first = users.setdefault(id(buffer), index)
+            if first != index:
+                found.append(Tie(first, index, f"buffer '{local.removeprefix('block.')}'"))
     return found
 
 
@@ -202,13 +238,28 @@ def _same(one: Tree, other: Tree) -> bool:
     return all(a.shape == b.shape and _close(a, b) for a, b in zip(tensors, others, strict=True))
 
 
-def _run(module: nn.Module, name: str, x: Tree) -> Tree:
+def one_argument(x: Tree) -> str:
+    """What to say of a block that fails on `x`, if it is given more than a tensor.
+
+    >>> one_argument(torch.zeros(1))
+    ''
+    """
+    if isinstance(x, Tensor):
+        return ""
+    return (
+        f". A block takes all that the block before it returns, here a {type(x).__name__}, as its one argument: put a "
+        "module between them, or around it, that takes it apart"
+    )
+
+
+def _run(module: Callable[[Tree], Tree], name: str, x: Tree) -> Tree:
     try:
         y = module(x)
     except Exception as error:
         tensors, structure = flatten(x)
         given = [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors]
-        raise PlanError(f"{name} fails on its input {structure} of {', '.join(given)}: {error}") from error
+        hint = one_argument(x)
+        raise PlanError(f"{name} fails on its input {structure} of {', '.join(given)}: {error}{hint}") from error
     try:
         flatten(y)
     except ShapeMismatch as error:
@@ -216,15 +267,18 @@ def _run(module: nn.Module, name: str, x: Tree) -> Tree:
     return y
 
 
-def _forward_can_be_compared(root: nn.Module) -> bool:
-    """Whether the model computes something of its own, from one input as the blocks do."""
+def _own_forward(root: nn.Module) -> Callable[[Tree], Tree] | None:
+    """What the model computes by itself, from one input as the blocks do, if it does."""
+    from_elsewhere = foreign(root)
+    if from_elsewhere is not None:
+        return from_elsewhere.output
     if type(root).forward in (nn.Module.forward, nn.Sequential.forward, nn.ModuleList.forward):
-        return False
+        return None
     try:
         inspect.signature(root.forward).bind(None)
     except TypeError:
-        return False
-    return True
+        return None
+    return root
 
 
 def _compare(root: nn.Module, expected: Tree, got: Tree) -> None:

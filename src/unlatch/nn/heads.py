@@ -27,11 +27,18 @@ def _perceptron(inputs: int, outputs: int) -> list[nn.Module]:
     ]
 
 
+class _MeanOverPositions(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.mean(1)
+
+
 def local_head(border: tuple[int, ...], output: tuple[int, ...], where: str = "this border") -> nn.Sequential:
     """A head that turns a stage's output into outputs of the whole network (Belilovsky et al. 2019).
 
     Images are averaged down to at most 4x4, pass three 1x1 convolutions with batch norm and a perceptron of three
-    layers; vectors and tokens pass the perceptron alone.
+    layers; vectors pass the perceptron alone. Tokens `(position, channel)` pass a layer norm first; where every token
+    has an output, a linear map follows, as in language models, otherwise the mean over positions and the perceptron. So
+    sequences may be of any length.
 
     **Arguments:**
 
@@ -40,6 +47,8 @@ def local_head(border: tuple[int, ...], output: tuple[int, ...], where: str = "t
 
     >>> local_head((16, 8, 8), (10,))(torch.zeros(2, 16, 8, 8)).shape
     torch.Size([2, 10])
+    >>> local_head((5, 16), (5, 30))(torch.zeros(2, 9, 16)).shape
+    torch.Size([2, 9, 30])
     """
     if len(border) == 3 and len(output) == 1:
         channels, height, width = border
@@ -47,8 +56,12 @@ def local_head(border: tuple[int, ...], output: tuple[int, ...], where: str = "t
         convs = [layer for _ in range(3) for layer in _pointwise(channels, channels)]
         pooled = channels * min(4, height) * min(4, width)
         return nn.Sequential(pool, *convs, nn.Flatten(), *_perceptron(pooled, output[0]))
+    if len(border) == len(output) == 1:
+        return nn.Sequential(*_perceptron(border[0], output[0]))
     if len(border) == len(output) and border[:-1] == output[:-1]:
-        return nn.Sequential(*_perceptron(border[-1], output[-1]))
+        return nn.Sequential(nn.LayerNorm(border[-1]), nn.Linear(border[-1], output[-1]))
+    if len(border) == 2 and len(output) == 1:
+        return nn.Sequential(nn.LayerNorm(border[-1]), _MeanOverPositions(), *_perceptron(border[-1], output[0]))
     if len(output) == 1:
         return nn.Sequential(nn.Flatten(), *_perceptron(prod(border), output[0]))
     raise ShapeMismatch(

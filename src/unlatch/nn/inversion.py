@@ -23,6 +23,7 @@ from torch.func import functional_call
 
 from ..errors import ConfigError, PlanError
 from .branch import draw_seed
+from .carry import Carrier
 from .chain import Block, StageChain
 from .coupling import Coupling
 from .permutation import Permutation
@@ -92,7 +93,7 @@ def segments(blocks: Iterable[Block]) -> list[Segment]:
     """
     found: list[Segment] = []
     for block in blocks:
-        reversible = is_reversible(block.module)
+        reversible = is_reversible(block.module) and not isinstance(block.module, Carrier)
         if found and found[-1].reversible == reversible:
             found[-1] = Segment(reversible, (*found[-1].blocks, block))
         else:
@@ -123,7 +124,15 @@ def _parts(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
         return [(name, part) for name, part in module._modules.items() if part is not None]
     if isinstance(module, StageChain):
         return [(f"blocks.{index}", part) for index, part in enumerate(module.blocks)]
+    if isinstance(module, Carrier) and module.passes_by:
+        return [("block", module.block)]
     return None
+
+
+def _passed(module: nn.Module) -> bool:
+    """Whether the state of a reversible module has something beside it that passes by."""
+    first = module.blocks[0] if isinstance(module, StageChain) else module
+    return isinstance(first, Carrier)
 
 
 def checked_pass(bn: Pass) -> Pass:
@@ -156,6 +165,12 @@ def invert(block: nn.Module, state: Tree, *, params: Params | None = None) -> Tr
     True
     """
     parts = units(block)
+    if _passed(block):
+        return {**state, "x": _invert_all(parts, state["x"], params)}
+    return _invert_all(parts, state, params)
+
+
+def _invert_all(parts: Sequence[Unit], state: Tree, params: Params | None) -> Tree:
     for unit, seed in reversed(list(zip(parts, draw_seeds(parts), strict=True))):
         state = _invert_unit(unit, state, seed, unit.own(params))
     return state
@@ -218,7 +233,10 @@ def invert_and_differentiate(
     """
     parts = units(block)
     seeds = draw_seeds(parts)
-    return differentiate(parts, seeds, y_state, grad_state, params=params, inverse_params=inverse_params, bn=bn)
+    passed = _passed(block)
+    state, grad = (y_state["x"], grad_state["x"]) if passed else (y_state, grad_state)
+    state, grad = differentiate(parts, seeds, state, grad, params=params, inverse_params=inverse_params, bn=bn)
+    return ({**y_state, "x": state}, {**grad_state, "x": grad}) if passed else (state, grad)
 
 
 def differentiate(

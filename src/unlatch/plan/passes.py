@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import PlanError
 from ..nn.chain import Block, StageChain
+from ..nn.chain_check import one_argument
 from ..nn.tree import Tree, flatten, map_tensors
 
 __all__ = ["BlockTimes", "ChainCopy", "timed_pass", "windows"]
@@ -59,17 +60,18 @@ class ChainCopy:
     def run(self, index: int, x: Tree) -> Tree:
         """The forward of one block, and after the last one the loss."""
         device = next((tensor.device.type for tensor in flatten(x)[0]), "cpu")
-        with self.naming(index), torch.autocast(device, torch.bfloat16, enabled=self._autocast):
+        with self.naming(index, x), torch.autocast(device, torch.bfloat16, enabled=self._autocast):
             y = self.runners[index](x)
             return self._loss(y) if self._loss is not None and index == len(self.names) - 1 else y
 
     @contextmanager
-    def naming(self, index: int) -> Iterator[None]:
-        """Errors in here name the block."""
+    def naming(self, index: int, x: Tree = None) -> Iterator[None]:
+        """Errors in here name the block. **Arguments:** `x`: what it is given, where that may be the reason."""
         try:
             yield
         except Exception as error:
-            raise PlanError(f"block '{self.names[index]}' fails on the sample: {error}") from error
+            hint = one_argument(x) if x is not None else ""
+            raise PlanError(f"block '{self.names[index]}' fails on the sample: {error}{hint}") from error
 
 
 def _copies(blocks: Sequence[Block], training: bool) -> list[StageChain]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from ..errors import PlanError
+from ..io.space import bytes_text
 from ..nn.chain import Block, cut, stage_starts
 from ..nn.chain_check import Tie, ties
+from ..nn.offer import unfolding
+from ..table import Table
 from .layer_costs import Number
 from .layer_groups import Span
 from .partition import contiguous_split, part_costs
@@ -139,20 +143,29 @@ class Plan:
         return self
 
     def __str__(self) -> str:
-        lines = self._task_lines() if self.tasks else self._stage_lines()
+        lines = self._task_lines() if self.tasks else self.table().lines()
         return "\n".join([*lines, f"balance {self.balance:.0%}" + (f"; {self.note}" if self.note else "")])
 
-    def _stage_lines(self) -> list[str]:
+    def _repr_html_(self) -> str:
+        """For notebooks: blocks, parameters and time of each stage, and what crosses each cut."""
+        if self.tasks:
+            return f"<pre>{escape(str(self))}</pre>"
+        found = self.table()
+        sent = [*map(bytes_text, self.border_bytes), "-"] if self.border_bytes else ["not measured"] * len(found.rows)
+        rows = [(*row, crossing) for row, crossing in zip(found.rows, sent, strict=True)]
+        below = "".join(f"<div>{escape(line)}</div>" for line in (f"balance {self.balance:.0%}", self.note) if line)
+        return Table((*found.heads, "sent up"), rows).html() + below
+
+    def table(self) -> Table:
+        """One row per stage: its number, blocks, parameters, and time or cost."""
         unit, scale = ("ms/micro-batch", 1e3) if self.measured else ("relative cost", 1 / float(sum(self.loads) or 1))
-        rows = [("stage", "blocks", "parameters", unit)]
+        rows = []
         # Replicas of a stage stand side by side, and each has the same load.
         firsts = accumulate(self.replicas or [1] * len(self.starts), initial=0)
         for stage, (names, first) in enumerate(zip(self.stages, firsts, strict=False)):
             span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
             rows.append((str(stage), span, self._parameters(stage), f"{self.loads[first] * scale:.3g}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        sides = list(zip("><>>", widths, strict=True))
-        return ["  ".join(f"{cell:{side}{n}}" for cell, (side, n) in zip(row, sides, strict=True)) for row in rows]
+        return Table(("stage", "blocks", "parameters", unit), rows, left=(1,))
 
     def _task_lines(self) -> list[str]:
         unit, scale = ("ms", 1e3) if self.measured else ("relative", 1 / float(sum(self.loads) or 1))
@@ -202,7 +215,7 @@ def make_plan(
     if stages < 1 or stages > len(blocks):
         raise PlanError(
             f"{len(blocks)} blocks can be cut into 1 to {len(blocks)} stages, not {stages}: ask for fewer stages or "
-            f"list smaller blocks. The blocks are: {', '.join(block.name for block in blocks)}"
+            f"list smaller blocks. The blocks are: {', '.join(block.name for block in blocks)}.{unfolding(blocks)}"
         )
     if costs is not None and len(costs) != len(blocks):
         raise PlanError(f"there are {len(blocks)} blocks but costs of {len(costs)}")
@@ -249,7 +262,8 @@ def _balanced(blocks: Sequence[Block], stages: int, inner: Sequence[float], last
     if len(allowed) < stages:
         raise PlanError(
             f"only {len(allowed)} stage{'s are' if len(allowed) > 1 else ' is'} possible, not {stages}, because "
-            f"{_describe(blocks, tied)}: tied weights must lie in one stage; untie them or ask for fewer stages"
+            f"{_describe(blocks, tied)}: what they share must lie in one stage; use separate "
+            "ones or ask for fewer stages"
         )
     ends = [*allowed[1:], len(blocks)]
     groups = [[sum(values[a:b]) for a, b in zip(allowed, ends, strict=True)] for values in (inner, last)]

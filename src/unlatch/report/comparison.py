@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..io.space import bytes_text
+from ..table import Table, number_text
 from .record import Record
-from .table import Table, number_text
 
 __all__ = ["Row", "comparison_table", "rows_of"]
 

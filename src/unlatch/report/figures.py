@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .comparison import Row
+from .picture import Picture
 from .record import Record
 
 __all__ = ["costs", "curves"]
@@ -21,7 +22,7 @@ _GREY = "#666666"
 
 def curves(groups: Mapping[str, Sequence[Record]]) -> Figure:
     """Training loss by step and test accuracy by epoch, each line the mean over the runs of one group."""
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Picture(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     # The first line is broad and pale, so that one that coincides with it (as exact methods do) shows on top of it.
     styles = chain([{"color": "#BBBBBB", "linewidth": 5}], ({"color": c, "linewidth": 1.6} for c in cycle(_LINES)))
@@ -56,7 +57,7 @@ def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
 
 def costs(rows: Sequence[Row]) -> Figure:
     """Samples per second, and the bytes that each stage keeps, as bars."""
-    figure = Figure(figsize=(11, 0.9 + 0.34 * len(rows)), layout="constrained")
+    figure = Picture(figsize=(11, 0.9 + 0.34 * len(rows)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for place, row in enumerate(rows):
         left.barh(place, row.speed or 0.0, color=_LINES[0], height=0.7)

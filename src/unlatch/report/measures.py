@@ -11,6 +11,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from .picture import Picture
+
 __all__ = ["Measures", "measures_figure", "measures_of"]
 
 #: Values over updates, by measure and by stage.
@@ -40,7 +42,7 @@ def measures_figure(groups: Mapping[str, Measures]) -> Figure:
     """One panel per measure, one colour per stage, one kind of line per run."""
     named = dict.fromkeys(name for measures in groups.values() for name in measures)
     shown = [name for name in named if any(_tells(measures.get(name, {})) for measures in groups.values())]
-    figure = Figure(figsize=(3.4 * max(1, len(shown)), 3.4), layout="constrained")
+    figure = Picture(figsize=(3.4 * max(1, len(shown)), 3.4), layout="constrained")
     stages = sorted({stage for measures in groups.values() for lines in measures.values() for stage in lines})
     colours = {stage: colormaps["viridis"](0.9 * i / max(1, len(stages) - 1)) for i, stage in enumerate(stages)}
     dashes = {label: _DASHES[i % len(_DASHES)] for i, label in enumerate(groups)}

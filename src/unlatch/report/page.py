@@ -12,11 +12,11 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
+from ..table import Table
 from .comparison import Row, comparison_table
 from .figures import costs, curves
 from .measures import measures_figure
 from .record import Record
-from .table import Table
 from .timeline import draw_timelines
 
 __all__ = ["Picture", "comparison_pictures", "render", "write_comparison"]

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from ..io.metrics import read
 from ..train.probe import Comparison, Reference
 from ..train.statistics import StageStatistics
+from .picture import Picture
 
 __all__ = ["probe_figure", "read_probe", "reconstruction_figure"]
 
@@ -52,7 +53,7 @@ def probe_figure(found: Sequence[Comparison], title: str = "") -> Figure:
 
     **Arguments:** `found`: from `GradientProbe.found` or `read_probe`.
     """
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Picture(figsize=(11, 3.6), layout="constrained")
     stages = sorted({c.stage for c in found})
     colours = _colours(stages)
     for axes, (measure, words) in zip(figure.subplots(1, 3), _MEASURES, strict=True):
@@ -78,7 +79,7 @@ def reconstruction_figure(statistics: Iterable[StageStatistics], title: str = ""
 
     **Arguments:** `per_update`: micro-batches per update.
     """
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Picture(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     rows = [s for s in statistics if s.reconstruction_error is not None]
     colours = _colours([s.stage for s in rows])

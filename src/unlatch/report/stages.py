@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..io.space import bytes_text
-from .table import Table, number_text
+from ..table import Table, number_text
 
 __all__ = ["stage_table"]
 
@@ -22,7 +22,7 @@ def stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     >>> rest = {"weight_copies": 0, "reconstruction_error": None}
     >>> print(stage_table([{"stage": 0, **measured, **rest}]).text())
     stage  updates late  ticks late  under way  stored  waiting  old weights
-    -----  ------------  ----------  ---------  ------  -------  -----------
+    ------------------------------------------------------------------------
         0             3           6          7  2.0 kB      0 B            0
     """
     reconstructs = any(stage["reconstruction_error"] is not None for stage in stages)

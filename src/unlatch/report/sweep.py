@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from ..methods import Method
 from ..plan.layer_costs import LayerCost
 from ..schedule.machine import Machine
+from .picture import Picture
 
 __all__ = ["SweepRow", "draw_sweep", "parse_counts", "sweep", "write_sweep"]
 
@@ -120,7 +121,7 @@ def write_sweep(path: str | Path, rows: Sequence[SweepRow]) -> None:
 
 def draw_sweep(rows: Sequence[SweepRow], *, title: str = "") -> Figure:
     """Speed-up (with the line that nothing can exceed) and utilisation over the number of devices."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Picture(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     counts = sorted({row.devices for row in rows})
     left.plot(counts, counts, color="#999999", linewidth=1, linestyle=":", label="ideal")

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from ..errors import ConfigError
 from ..schedule.simulation import Span
+from .picture import Picture
 from .spans import KIND_NAMES, Source, grouped, kind_order, row_names, spans_of
 from .trace import write_trace
 
@@ -47,7 +48,7 @@ def draw_timeline(
     """
     spans = spans_of(source)
     names = list(rows) if rows is not None else row_names(spans)
-    figure = Figure(figsize=(12, 1.1 + 0.34 * max(1, len(names))), layout="constrained")
+    figure = Picture(figsize=(12, 1.1 + 0.34 * max(1, len(names))), layout="constrained")
     axes = figure.subplots()
     shown = _draw_rows(axes, spans, names, window if window is not None else _beginning(spans))
     axes.set_xlabel(f"time ({unit})" if unit else "time")
@@ -65,7 +66,7 @@ def draw_timelines(sources: Mapping[str, Source]) -> Figure:
     runs = {label: _since_zero_in_ms(spans) for label, spans in found.items() if spans}
     names = {label: row_names(spans) for label, spans in runs.items()}
     heights = [len(rows) for rows in names.values()]
-    figure = Figure(figsize=(11, 0.6 + sum(0.42 * rows + 0.34 for rows in heights)), layout="constrained")
+    figure = Picture(figsize=(11, 0.6 + sum(0.42 * rows + 0.34 for rows in heights)), layout="constrained")
     if not runs:
         return figure
     window = 0.0, min(_time_of_actions(spans) for spans in runs.values())

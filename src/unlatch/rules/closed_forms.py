@@ -43,7 +43,8 @@ class Bucket:
     """The parameters of one optimizer group, where they stand in the caller's list, and where predictions go."""
 
     group: dict[str, Any]
-    lr: float
+    #: The learning rate of each coming update.
+    rates: tuple[float, ...]
     decoupled: bool
     where: list[int]
     params: list[Tensor]
@@ -69,19 +70,31 @@ class Bucket:
     def state(self, key: str) -> list[Tensor]:
         return [state[key] for state in self.states]
 
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next update."""
+        return self.rates[0]
 
-def buckets(params: Sequence[Tensor], optimizer: Optimizer, out: Sequence[Tensor], lr_scale: float) -> Iterator[Bucket]:
-    """Sort `params` by optimizer group. Parameters that the optimizer does not own appear in no bucket."""
+    def mean_rate(self, fade: float = 1.0) -> float:
+        """Of the coming updates, where each one counts `fade` times what the one before it does."""
+        parts = [fade**n for n in range(len(self.rates))]
+        return sum(part * rate for part, rate in zip(parts, self.rates, strict=True)) / sum(parts)
+
+
+def buckets(
+    params: Sequence[Tensor], optimizer: Optimizer, out: Sequence[Tensor], rates: Sequence[Sequence[float]]
+) -> Iterator[Bucket]:
+    """Sort `params` by optimizer group, with its coming `rates`. What the optimizer does not own is in no bucket."""
     where: dict[int, int] = {id(p): i for i, p in enumerate(params)}
-    for group in optimizer.param_groups:
+    for group, coming in zip(optimizer.param_groups, rates, strict=True):
         found = [where[id(p)] for p in group["params"] if id(p) in where]
         if found:
             # .get: the state is a defaultdict, looking a parameter up in it would enter it there.
             states = [optimizer.state.get(params[i], {}) for i in found]
-            lr = float(group["lr"]) * lr_scale
             # Torch releases differ in whether AdamW says so in its groups.
             decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)))
-            yield Bucket(group, lr, decoupled, found, [params[i] for i in found], [out[i] for i in found], states)
+            ours, theirs = [params[i] for i in found], [out[i] for i in found]
+            yield Bucket(group, tuple(coming), decoupled, found, ours, theirs, states)
 
 
 def momentum_of(group: dict[str, Any], optimizer: Optimizer) -> float:
@@ -110,11 +123,11 @@ def scale_displacement(bucket: Bucket, alpha: float) -> None:
         torch._foreach_lerp_(bucket.out, bucket.params, 1.0 - alpha)
 
 
-def sgd_follow(bucket: Bucket, reach: float) -> None:
-    """Take `reach` steps along the momentum buffer."""
+def sgd_follow(bucket: Bucket, reach: float, fade: float = 1.0) -> None:
+    """Take `reach` steps along the momentum buffer, which fade from one to the next."""
     moving = bucket.having("momentum_buffer")
     if moving.out and reach:
-        torch._foreach_add_(moving.out, moving.state("momentum_buffer"), alpha=-moving.lr * reach)
+        torch._foreach_add_(moving.out, moving.state("momentum_buffer"), alpha=-moving.mean_rate(fade) * reach)
 
 
 def sgd_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:
@@ -124,15 +137,15 @@ def sgd_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:
     feed, nesterov = 1.0 - float(group["dampening"]), group["nesterov"]
     force = torch._foreach_mul(gradient, -1.0 if group.get("maximize") else 1.0)
     velocity = [v.clone() for v in bucket.state("momentum_buffer")] if momentum else []
-    for _ in range(steps):
+    for rate in bucket.rates[:steps]:
         pull = torch._foreach_add(force, out, alpha=decay) if decay else force
         if momentum:
             torch._foreach_mul_(velocity, momentum)
             torch._foreach_add_(velocity, pull, alpha=feed)
         if not momentum or nesterov:
-            torch._foreach_add_(out, pull, alpha=-bucket.lr)
+            torch._foreach_add_(out, pull, alpha=-rate)
         if momentum:
-            torch._foreach_add_(out, velocity, alpha=-bucket.lr * (momentum if nesterov else 1.0))
+            torch._foreach_add_(out, velocity, alpha=-rate * (momentum if nesterov else 1.0))
 
 
 @dataclass(frozen=True)
@@ -164,25 +177,25 @@ class _Adam:
         ages = [float(t) + ahead for t in self.bucket.state("step")]
         return [(1.0 - first**age, 1.0 - second**age) for age in ages]
 
-    def apply(self, mean: Tensors, root: Tensors, ahead: int, by: float = 1.0, shrink: float = 1.0) -> None:
-        """Subtract `by` steps along mean / (shrink * root + eps), both bias-corrected for the update `ahead`."""
+    def apply(self, mean: Tensors, root: Tensors, ahead: int, by: float, shrink: float = 1.0) -> None:
+        """Subtract `by` times mean / (shrink * root + eps), both bias-corrected for the update `ahead`."""
         corrections = self.corrections(ahead)
         spread = torch._foreach_mul(root, [shrink / math.sqrt(second) for _, second in corrections])
         torch._foreach_add_(spread, float(self.bucket.group["eps"]))
-        sizes = [-self.bucket.lr * by / first for first, _ in corrections]
+        sizes = [-by / first for first, _ in corrections]
         torch._foreach_addcdiv_(self.bucket.out, mean, spread, sizes)
 
 
-def adam_repeat(bucket: Bucket, reach: float) -> None:
-    """Take `reach` times the last step again: its direction, and the decoupled decay of AdamW."""
-    adam = _Adam(bucket)
+def adam_repeat(bucket: Bucket, reach: float, fade: float = 1.0) -> None:
+    """Take `reach` times the last step again, fading: its direction, and the decoupled decay of AdamW."""
+    adam, length = _Adam(bucket), reach * bucket.mean_rate(fade)
     if bucket.decoupled and adam.decay:
-        torch._foreach_add_(bucket.out, bucket.params, alpha=-bucket.lr * adam.decay * reach)
-    adam.apply(bucket.state("exp_avg"), torch._foreach_sqrt(bucket.state(adam.second_moment)), ahead=0, by=reach)
+        torch._foreach_add_(bucket.out, bucket.params, alpha=-length * adam.decay)
+    adam.apply(bucket.state("exp_avg"), torch._foreach_sqrt(bucket.state(adam.second_moment)), ahead=0, by=length)
 
 
-def adam_coast(bucket: Bucket, steps: int) -> None:
-    """Run Adam `steps` times with gradient zero: both moments fade, bias correction and decoupled decay go on.
+def adam_coast(bucket: Bucket) -> None:
+    """Run Adam at the coming rates with gradient zero: both moments fade, bias correction and decoupled decay go on.
 
     Decay that Adam adds to the gradient counts as gradient and is left out.
     """
@@ -191,10 +204,10 @@ def adam_coast(bucket: Bucket, steps: int) -> None:
     root = torch._foreach_sqrt(bucket.state(adam.second_moment))
     # amsgrad divides by the largest second moment so far, which a fading one never exceeds.
     fade = 1.0 if bucket.group["amsgrad"] else math.sqrt(second)
-    for i in range(1, steps + 1):
+    for i, rate in enumerate(bucket.rates, start=1):
         if bucket.decoupled and adam.decay:
-            torch._foreach_mul_(bucket.out, 1.0 - bucket.lr * adam.decay)
-        adam.apply(bucket.state("exp_avg"), root, ahead=i, by=first**i, shrink=fade**i)
+            torch._foreach_mul_(bucket.out, 1.0 - rate * adam.decay)
+        adam.apply(bucket.state("exp_avg"), root, ahead=i, by=rate * first**i, shrink=fade**i)
 
 
 def adam_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:
@@ -205,10 +218,10 @@ def adam_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:
     mean = [m.clone() for m in bucket.state("exp_avg")]
     square = [v.clone() for v in bucket.state("exp_avg_sq")]
     largest = [v.clone() for v in bucket.state(adam.second_moment)] if bucket.group["amsgrad"] else None
-    for i in range(1, steps + 1):
+    for i, rate in enumerate(bucket.rates[:steps], start=1):
         pull = force
         if adam.decay and bucket.decoupled:
-            torch._foreach_mul_(bucket.out, 1.0 - bucket.lr * adam.decay)
+            torch._foreach_mul_(bucket.out, 1.0 - rate * adam.decay)
         elif adam.decay:
             pull = torch._foreach_add(force, bucket.out, alpha=adam.decay)
         torch._foreach_lerp_(mean, pull, 1.0 - first)
@@ -216,4 +229,4 @@ def adam_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:
         torch._foreach_addcmul_(square, pull, pull, 1.0 - second)
         if largest is not None:
             torch._foreach_maximum_(largest, square)
-        adam.apply(mean, torch._foreach_sqrt(square if largest is None else largest), ahead=i)
+        adam.apply(mean, torch._foreach_sqrt(square if largest is None else largest), ahead=i, by=rate)

@@ -16,6 +16,9 @@ once more than the buffer does; extending that whole step gives the larger stabi
 `unlatch.schedule.stability`) and costs one more copy of the weights. For Adam and AdamW both mean coasting: moments
 fade, bias correction and decoupled decay go on. Weight decay that an optimizer adds to the gradient counts as gradient.
 
+All but `difference` go at the learning rates that the coming updates will have: the sums above are then over lr_i or
+mu^i lr_i, and a measured step is taken as what it would have been at those rates.
+
 A predictor works from the current weights and never writes to them. What it must know of the last update beyond the
 optimizer's own state is kept by a `History`. How far it goes is up to a `Regulator` R(s) = alpha * rho(s), which takes
 the place of the raw number of steps s: far predictions overshoot, because the weights will have turned meanwhile; a
@@ -103,6 +106,10 @@ class Regulator:
             return self.alpha * min(float(steps), self.cap)
         return self.alpha * math.pow(steps, 1.0 if self.power is None else self.power)
 
+    def fade(self, momentum: float) -> float:
+        """How much of a step's share in R(s) the next one has."""
+        return momentum if self.rho == "geometric" else 1.0
+
 
 _KINDS = frozenset({"update", "gradient"})
 
@@ -117,6 +124,8 @@ class History:
 
     - `params`: the parameters of the stage, always in this order.
     - `needs`: of `"update"` (the decrease `W_{n-1} - W_n`) and `"gradient"`.
+    - `optimizer`: whose learning rates are noted with an update, so that it can be translated to other ones; without
+      it they count as unchanged.
 
     >>> w = torch.nn.Parameter(torch.ones(2))
     >>> history = History([w], {"update"})
@@ -127,11 +136,13 @@ class History:
     [tensor([0.2500, 0.2500])]
     """
 
-    def __init__(self, params: Sequence[Tensor], needs: Iterable[str] = ()) -> None:
+    def __init__(self, params: Sequence[Tensor], needs: Iterable[str] = (), optimizer: Optimizer | None = None) -> None:
         self.needs = frozenset(needs)
         if not self.needs <= _KINDS:
             raise ConfigError(f"a history cannot keep {sorted(self.needs - _KINDS)}: expected some of {sorted(_KINDS)}")
         self._count = len(params)
+        self._optimizer = optimizer if "update" in self.needs else None
+        self._rates: list[float] = []
         self._update: list[Tensor] = []
         self._gradient: list[Tensor] = []
         self._moved = [False] * self._count
@@ -141,6 +152,10 @@ class History:
     def update(self) -> list[Tensor] | None:
         """The last applied decrease of each parameter; None before the first update."""
         return self._update if self._complete and "update" in self.needs else None
+
+    def rate(self, position: int) -> float | None:
+        """The learning rate at which a parameter was last updated, if known."""
+        return self._rates[position] if self._rates else None
 
     @property
     def gradient(self) -> list[Tensor | None] | None:
@@ -156,6 +171,9 @@ class History:
         if "update" in self.needs and params:
             self._update = self._update or _empty_like(params)
             torch._foreach_copy_(self._update, list(params))
+        if self._optimizer is not None:
+            rates = {id(p): float(group["lr"]) for group in self._optimizer.param_groups for p in group["params"]}
+            self._rates = [rates.get(id(p), 0.0) for p in params]
         if "gradient" in self.needs:
             self._gradient = self._gradient or _empty_like(params)
             pairs = [(b, p.grad) for b, p in zip(self._gradient, params, strict=True) if p.grad is not None]
@@ -178,6 +196,8 @@ class History:
         state = {kind: [t.clone() for t in kept[kind]] for kind in sorted(self.needs)}
         if "gradient" in state:
             state["moved"] = [torch.tensor(moved) for moved in self._moved]
+        if self._rates:
+            state["rates"] = [torch.tensor(rate, dtype=torch.float64) for rate in self._rates]
         return state
 
     def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
@@ -191,6 +211,7 @@ class History:
         self._update = [t.clone() for t in state.get("update", ())]
         self._gradient = [t.clone() for t in state.get("gradient", ())]
         self._moved = [bool(t) for t in state.get("moved", [torch.tensor(False)] * self._count)]
+        self._rates = [float(t) for t in state.get("rates", ())]
         self._complete = bool(state)
 
 
@@ -222,7 +243,7 @@ class Predictor(ABC):
 
     def history(self, params: Sequence[Tensor], optimizer: Optimizer) -> History:
         """A history that keeps just what is needed for `optimizer`."""
-        return History(params, self.needs_with(optimizer))
+        return History(params, self.needs_with(optimizer), optimizer)
 
     @torch.no_grad()
     def predict(
@@ -232,7 +253,7 @@ class Predictor(ABC):
         steps: int,
         history: History,
         out: Sequence[Tensor] | None = None,
-        lr_scale: float = 1.0,
+        rates: Sequence[Sequence[float]] | None = None,
     ) -> list[Tensor]:
         """The weights expected after `steps` more updates.
 
@@ -242,7 +263,8 @@ class Predictor(ABC):
           yet or do not belong to the optimizer are predicted to stay.
         - `steps`: number of updates ahead; 0 or less predicts the current weights.
         - `out`: tensors to write to; new ones if None. They never share memory with `params`.
-        - `lr_scale`: factor on the lr of every group during updates. Differences measured in the past hold it already.
+        - `rates`: for each group of the optimizer its learning rate at each of these updates; those that it has now if
+          None.
 
         >>> w = torch.nn.Parameter(torch.zeros(1))
         >>> optimizer = torch.optim.SGD([w], lr=1.0, momentum=0.5)
@@ -256,13 +278,14 @@ class Predictor(ABC):
         if result:
             torch._foreach_copy_(result, list(params))
         if steps > 0:
-            for bucket in forms.buckets(params, optimizer, result, lr_scale):
-                self._advance(bucket, optimizer, steps, history)
+            coming = [[float(g["lr"])] * steps for g in optimizer.param_groups] if rates is None else rates
+            for bucket in forms.buckets(params, optimizer, result, coming):
+                self.advance(bucket, optimizer, steps, history)
         return result
 
     @abstractmethod
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
-        """Move `bucket.out` from the current to the predicted weights."""
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+        """Move `bucket.out` from the current to the predicted weights; called for each group of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +294,7 @@ class NoPrediction(Predictor):
 
     kind: ClassVar[str] = "none"
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         pass
 
 
@@ -282,14 +305,14 @@ class Difference(Predictor):
     kind: ClassVar[str] = "difference"
     needs: ClassVar[frozenset[str]] = _UPDATE
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         momentum = forms.momentum_of(bucket.group, optimizer) if self.regulator.rho == "geometric" else 0.0
         _repeat_update(bucket, history, self.regulator(steps, momentum))
 
 
 @dataclass(frozen=True)
 class Linear(Predictor):
-    """Follow the optimizer's present velocity R(s) times, at the learning rate now in force.
+    """Follow the optimizer's present velocity R(s) times, at the mean of the coming learning rates.
 
     SGD without momentum has no velocity; its last step takes that place.
     """
@@ -302,17 +325,18 @@ class Linear(Predictor):
         plain = isinstance(optimizer, SGD) and any(group["momentum"] == 0 for group in optimizer.param_groups)
         return _UPDATE if plain else _NOTHING
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         require_closed_form(self.name, optimizer)
-        reach = self.regulator(steps, forms.momentum_of(bucket.group, optimizer))
+        momentum = forms.momentum_of(bucket.group, optimizer)
+        reach, fade = self.regulator(steps, momentum), self.regulator.fade(momentum)
         if not isinstance(optimizer, SGD):
             moving = bucket.having("exp_avg")
             if moving.out:
-                forms.adam_repeat(moving, reach)
+                forms.adam_repeat(moving, reach, fade)
         elif bucket.group["momentum"] == 0:
-            _repeat_update(bucket, history, reach)
+            _repeat_update(bucket, history, reach * _rate_change(bucket, history, fade))
         else:
-            forms.sgd_follow(bucket, reach)
+            forms.sgd_follow(bucket, reach, fade)
 
 
 @dataclass(frozen=True)
@@ -349,12 +373,12 @@ class Geometric(Predictor):
         measured = self.along == "step" and isinstance(optimizer, SGD)
         return _UPDATE if measured and any(group["nesterov"] for group in optimizer.param_groups) else _NOTHING
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         require_closed_form(self.name, optimizer)
         if not isinstance(optimizer, SGD):
             moving = bucket.having("exp_avg")
             if moving.out:
-                forms.adam_coast(moving, steps)
+                forms.adam_coast(moving)
                 forms.scale_displacement(moving, self.regulator.alpha)
             return
         momentum = float(bucket.group["momentum"])
@@ -362,9 +386,9 @@ class Geometric(Predictor):
         if momentum == 0:
             return
         if bucket.group["nesterov"] and self.along == "step":
-            _repeat_update(bucket, history, reach)
+            _repeat_update(bucket, history, reach * _rate_change(bucket, history, momentum))
         else:
-            forms.sgd_follow(bucket, reach * (momentum if bucket.group["nesterov"] else 1.0))
+            forms.sgd_follow(bucket, reach * (momentum if bucket.group["nesterov"] else 1.0), momentum)
 
 
 @dataclass(frozen=True)
@@ -385,7 +409,7 @@ class ConstantGradient(Predictor):
         require_closed_form(self.name, optimizer)
         return self.needs
 
-    def _advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
+    def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         require_closed_form(self.name, optimizer)
         _require_kept("gradient", history)
         gradient = history.gradient
@@ -410,6 +434,14 @@ def _require_kept(kind: str, history: History) -> None:
             f"this prediction needs the last {kind}, but the history keeps {sorted(history.needs) or 'nothing'}: "
             "make it with predictor.history(params, optimizer)"
         )
+
+
+def _rate_change(bucket: Bucket, history: History, fade: float) -> float:
+    """How many times the rate of the last step the coming ones are. A step at rate 0 tells nothing of a direction."""
+    last = history.rate(bucket.where[0])
+    if last is None:
+        return 1.0
+    return bucket.mean_rate(fade) / last if last else 0.0
 
 
 def _repeat_update(bucket: Bucket, history: History, reach: float) -> None:

@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["OptimizerFactory", "StagePlace", "UpdateRule", "View", "make_optimizer"]
+from ..errors import ConfigError
+
+__all__ = ["OptimizerFactory", "PerEpoch", "StagePlace", "UpdateRule", "View", "make_optimizer"]
 
 OptimizerFactory: TypeAlias = Callable[..., Optimizer]
 
@@ -33,9 +35,11 @@ class StagePlace:
 
 
 def make_optimizer(factory: OptimizerFactory, params: list[nn.Parameter], place: StagePlace) -> Optimizer:
-    """Call a factory with the parameters of a stage and, if it asks for that, with its place.
+    """Call a factory with the parameters of a stage and with what else it asks for.
 
-    It asks with a second positional argument that has no default, or that is called `stage`.
+    An argument called `named` gets the parameters with their names in the whole model, `[(name, parameter), ...]`; if
+    it is the first one, instead of the parameters. An argument called `stage`, or else a second one that has no
+    default, gets the place of the stage. Keyword-only arguments with a default are the caller's own.
 
     >>> import torch
     >>> w = torch.nn.Parameter(torch.zeros(1))
@@ -43,19 +47,57 @@ def make_optimizer(factory: OptimizerFactory, params: list[nn.Parameter], place:
     ...     return torch.optim.SGD(params, lr=0.1 / (1 + stage.delay))
     >>> make_optimizer(slower_below, [w], StagePlace(0, 2, delay=1)).param_groups[0]["lr"]
     0.05
+    >>> def without_decay(named):
+    ...     return torch.optim.SGD([{"params": [p], "weight_decay": 0.1 * ("bias" not in name)} for name, p in named])
+    >>> make_optimizer(without_decay, [w], StagePlace(0, 2, names=("3.bias",))).param_groups[0]["weight_decay"]
+    0.0
     >>> type(make_optimizer(torch.optim.SGD, [w], StagePlace(0, 2))).__name__
     'SGD'
     """
-    return factory(params, place) if _asks_for_place(factory) else factory(params)
+    first, second, later = _asked(factory)
+
+    def given(role: str | None) -> Any:
+        if role == "named":
+            return list(zip(place.names, params, strict=True))
+        return params if role is None else place
+
+    others = [given(second)] if second is not None else []
+    made = factory(given(first), *others, **{name: given(name) for name in later})
+    if not isinstance(made, Optimizer):
+        raise ConfigError(
+            f"the optimizer factory must return a torch.optim.Optimizer, got {type(made).__name__} for stage "
+            f"{place.index}"
+        )
+    return made
 
 
-def _asks_for_place(factory: OptimizerFactory) -> bool:
+def _asked(factory: OptimizerFactory) -> tuple[str | None, str | None, list[str]]:
+    """What the first, the second and later arguments of a factory are to be given, where that is not up to it."""
     try:
-        listed = inspect.signature(factory).parameters.values()
+        listed = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):  # built-in callables have none
-        return False
+        return None, None, []
     positional = [p for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "stage")
+    roles = [p.name if p.name in ("named", "stage") else None for p in positional]
+    if len(roles) > 1 and roles[1] is None and positional[1].default is inspect.Parameter.empty:
+        roles[1] = "stage"
+    demanded = [p.name for p in listed if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    later = [name for name in [*roles[2:], *demanded] if name in ("named", "stage")]
+    first, second = [*roles, None, None][:2]
+    return "named" if first == "named" else None, second, later
+
+
+@dataclass(frozen=True)
+class PerEpoch:
+    """A factory of learning-rate schedulers that step when an epoch ends, instead of at every update.
+
+    **Arguments:** `make`: from an optimizer to its scheduler.
+    """
+
+    make: Callable[[Optimizer], Any]
+
+    def __call__(self, optimizer: Optimizer) -> Any:
+        return self.make(optimizer)
 
 
 class View:

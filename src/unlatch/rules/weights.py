@@ -42,6 +42,7 @@ __all__ = [
     "Average",
     "BackwardView",
     "BackwardWeights",
+    "ComingRates",
     "Current",
     "ForwardView",
     "ForwardWeights",
@@ -56,6 +57,7 @@ __all__ = [
 ]
 
 Meter = Callable[[Tensor], None]
+ComingRates = Callable[[int], Sequence[Sequence[float]]]
 
 
 @contextmanager
@@ -101,14 +103,14 @@ class ForwardView(View):
         self.params = list(params)
 
     def values(
-        self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
+        self, micro: MicroBatch, version: int, coming: ComingRates, *, lasting: bool
     ) -> tuple[list[Tensor] | None, int]:
         """The weights for the forward of a micro-batch.
 
         **Arguments:**
 
         - `version`: updates made so far.
-        - `lr_factor`: what multiplies the optimizer's learning rate at the next update.
+        - `coming`: of a number of updates: for each group of the optimizer its learning rate at each of them.
         - `lasting`: whether somebody goes on holding the values after the forward.
 
         **Returns:** them (`None` for the parameters as they are) and the version that they are of, or start from.
@@ -188,7 +190,7 @@ class _LaggingView(ForwardView):
         self._previous: list[Tensor] = []
 
     def values(
-        self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
+        self, micro: MicroBatch, version: int, coming: ComingRates, *, lasting: bool
     ) -> tuple[list[Tensor] | None, int]:
         if micro.update - version < self._updates and self._previous:
             return self._previous, version - 1
@@ -234,14 +236,14 @@ class PredictedView(ForwardView):
         self.forget()
 
     def values(
-        self, micro: MicroBatch, version: int, lr_factor: float, *, lasting: bool
+        self, micro: MicroBatch, version: int, coming: ComingRates, *, lasting: bool
     ) -> tuple[list[Tensor] | None, int]:
         steps = micro.update - version
-        return (self._predict(steps, lr_factor, lasting) if steps > 0 else None), version
+        return (self._predict(steps, coming(steps), lasting) if steps > 0 else None), version
 
-    def _predict(self, steps: int, lr_factor: float, lasting: bool) -> list[Tensor]:
+    def _predict(self, steps: int, rates: Sequence[Sequence[float]], lasting: bool) -> list[Tensor]:
         out = None if lasting else self._buffers
-        found = self._predictor.predict(self.params, self._optimizer, steps, self._history, out=out, lr_scale=lr_factor)
+        found = self._predictor.predict(self.params, self._optimizer, steps, self._history, out=out, rates=rates)
         if not lasting:
             self._buffers = found
         return found

@@ -24,6 +24,7 @@ class Blueprint:
     - `microbatches`, `accumulate`: parts of a batch, and batches per update.
     - `mean_loss`: whether the loss is a mean over samples.
     - `sample`: one batch, if the user gave one.
+    - `own_loss`: whether the loss is one that the model brought along.
     """
 
     model: Model
@@ -36,6 +37,7 @@ class Blueprint:
     accumulate: int
     mean_loss: bool
     sample: tuple[Tree, Tree] | None
+    own_loss: bool = False
 
     @property
     def stages(self) -> int:
@@ -44,7 +46,7 @@ class Blueprint:
 
     def modules(self) -> list[StageChain]:
         """The parts themselves."""
-        return [StageChain(part) for part in cut(self.blocks, self.plan.starts)]
+        return [StageChain(part, self.model) for part in cut(self.blocks, self.plan.starts)]
 
     def is_here(self, device: int) -> bool:
         """Whether a device of the plan is this rank."""

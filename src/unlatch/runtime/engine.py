@@ -47,6 +47,7 @@ _PROGRESS = (
     "_update",
     "_in_update",
     "_batch_loss",
+    "_batch_count",
     "_batch_samples",
 )
 
@@ -60,12 +61,16 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A batch that is through: its mean loss, and by how many updates the local stations were behind."""
+    """A batch that is through: its mean loss, and by how many updates the local stations were behind.
+
+    **Arguments:** `weight`: what the loss is a mean over: samples, unless the loss function counts something else.
+    """
 
     batch: int
     loss: float
     samples: int
     staleness: dict[int, int]
+    weight: float
 
 
 @dataclass(slots=True)
@@ -139,11 +144,12 @@ class Engine:
         self._origin = self._fed = self._done = 0
         self._update = self._in_update = 0
         self._losses: dict[int, float] = {}
-        self._batch_loss, self._batch_samples = 0.0, 0
+        self._counts: dict[int, float] = {}
+        self._batch_loss, self._batch_count, self._batch_samples = 0.0, 0.0, 0
         #: Micro-batches and batches that were fed.
         self.handled = (0, 0)
         for station in self.stations.values():
-            station.losses = self._losses
+            station.share_losses(self._losses, self._counts)
 
     def _resolve(self, entry: Entry, operations: Mapping[int, Mapping[Kind, Operation]]) -> _Task | None:
         station = self.stations.get(entry.station)
@@ -236,6 +242,13 @@ class Engine:
         self._restart()
         return finished
 
+    def end_epoch(self, metric: float | None = None) -> None:
+        """Move learning rates on that change once per epoch: of each stage when it has applied all that was fed."""
+        newest = self._newest
+        due = newest.update + newest.ends if newest is not None else 0
+        for station in self.stations.values():
+            station.end_epoch(metric, due)
+
     @property
     def between_updates(self) -> bool:
         """Whether the next batch begins an update; only a process that cuts batches knows."""
@@ -270,6 +283,7 @@ class Engine:
             "micros": micros,
             "newest": asdict(self._newest) if self._newest is not None else None,
             "losses": dict(self._losses),
+            "counts": dict(self._counts),
             "recorder": self.recorder.state(),
         }
 
@@ -283,9 +297,11 @@ class Engine:
         self._micros.clear()
         self._micros.update({position: Micro(**micro) for position, micro in state["micros"].items()})
         self._newest = Micro(**state["newest"]) if state["newest"] is not None else None
-        # Stations share this very dictionary.
+        # Stations share these very dictionaries.
         self._losses.clear()
         self._losses.update(state["losses"])
+        self._counts.clear()
+        self._counts.update(state["counts"])
         self.recorder.load(state["recorder"])
 
     def route(self, path: str | None = None) -> dict[int, Any]:
@@ -360,12 +376,16 @@ class Engine:
         finished = []
         for number in range(self._done, done):
             micro = self._micros.pop(number)
-            self._batch_loss += micro.scale * self._losses.pop(micro.id)
+            count = self._counts.pop(micro.id, None)
+            self._batch_loss += (micro.scale if count is None else count) * self._losses.pop(micro.id)
+            self._batch_count += count or 0.0
             self._batch_samples += micro.size
             behind = self.recorder.behind(micro.id)
             if micro.index == micro.count - 1:
-                finished.append(Finished(micro.batch, self._batch_loss, self._batch_samples, behind))
-                self._batch_loss, self._batch_samples = 0.0, 0
+                loss = self._batch_loss if count is None else self._batch_loss / max(self._batch_count, 1.0)
+                weight = self._batch_samples if count is None else self._batch_count
+                finished.append(Finished(micro.batch, loss, self._batch_samples, behind, weight))
+                self._batch_loss, self._batch_count, self._batch_samples = 0.0, 0.0, 0
         self._done = max(self._done, done)
         return finished
 
@@ -387,7 +407,7 @@ class Engine:
                 self._perform(task, micro)
 
     def _perform(self, task: _Task, micro: Micro) -> None:
-        station, losses = task.station, self._losses
+        station, losses, counts = task.station, self._losses, self._counts
         taken = []
         for name, receiver in task.takes:
             try:
@@ -396,6 +416,8 @@ class Engine:
                 raise PeerLost(f"{error}. {station.title} waited for the {name} message of {micro}") from None
             if message.scalars is not None:
                 losses[micro.id] = message.scalars["loss"]
+                if "count" in message.scalars:
+                    counts[micro.id] = message.scalars["count"]
             taken.append(message.payload)
         version, start = station.version, time.perf_counter()
         try:
@@ -421,6 +443,8 @@ class Engine:
         if task.gives:
             loss = losses.get(micro.id)
             scalars = None if loss is None else {"loss": loss}
+            if scalars is not None and micro.id in counts:
+                scalars["count"] = counts[micro.id]
             for (name, receiver), payload in zip(task.gives, given, strict=True):
                 self.mail.send(Message(name, receiver, micro, dense_tree(payload), station.version, scalars))
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..data.pairs import pairs
-from ..errors import DataError
+from ..errors import ConfigError, DataError, ShapeMismatch, StageFailed, UnlatchError
+from ..metrics import DEFAULT, Metric, name_of, summary_of, sums_of
 from ..nn.tree import batch_size, map_tensors
+from ..rules.losses import LossFunction, measured
 from ..schedule import OUTSIDE, Entry, Kind, Periodic, Port
 from ..transport.mail import ACK, EVALUATE, Mail, Micro
 from .engine import Engine, Order
@@ -18,7 +20,8 @@ from .station import Operation, Station
 
 __all__ = ["evaluate", "evaluation_schedule"]
 
-Sums = dict[str, float]
+#: By name, what was added up and what it is divided by. Names of metrics begin with the number of theirs.
+Sums = dict[str, tuple[float, float]]
 E = Kind("E", "forward")
 ANSWER = Kind("Answer")
 
@@ -46,10 +49,11 @@ def evaluation_schedule(stages: int) -> Periodic:
 class _Evaluating(Station):
     """One part of the way through the network; adds up what it is answered."""
 
-    def __init__(self, index: int, part: Any, last: bool, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+    def __init__(self, index: int, part: Any, last: bool, loss_fn: LossFunction, metrics: Sequence[Metric]) -> None:
         super().__init__(index)
-        self.sums: Sums = {"samples": 0.0, "loss": 0.0, "correct": 0.0, "predictions": 0.0}
-        self._part, self._last, self._loss_fn = part, last, loss_fn
+        self.sums: Sums = {"samples": (0.0, 1.0), "loss": (0.0, 0.0)}
+        self._part, self._last = part, last
+        self._loss_fn, self._metrics = loss_fn, metrics
         self._measured: Sums = {}
 
     def operations(self) -> Mapping[Kind, Operation]:
@@ -61,16 +65,29 @@ class _Evaluating(Station):
         x = self._part.evaluate(x)
         if not self._last:
             return ((x, y),)
-        self._measured = _measure(x, y, self._loss_fn)
+        with torch.no_grad():
+            self._measured = self._measure(_in_full_precision(x), y, micro)
         return ()
 
     def down(self, micro: Micro, *answer: Sums) -> Sequence[Any]:
         """Add up the sums of a batch and hand them down."""
         found = answer[0] if answer else self._measured
-        for name, value in found.items():
-            self.sums[name] += value
-        self.losses[micro.id] = found["loss"]
+        for name, (total, count) in found.items():
+            before = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = before[0] + total, before[1] + count
+        self.losses[micro.id] = found["loss"][0]
         return () if self.index == 0 else (found,)
+
+    def _measure(self, output: Any, target: Any, micro: Micro) -> Sums:
+        samples = float(batch_size(output))
+        mean, count = measured(self._loss_fn(output, target))
+        weight = samples if count is None else count
+        sums: Sums = {"samples": (samples, 0.0), "loss": (float(mean) * weight, weight)}
+        for number, metric in enumerate(self._metrics):
+            with _naming(metric, f" at stage {self.index} in batch {micro.batch} of the evaluation"):
+                found = sums_of(metric, output, target, samples)
+            sums |= {f"{number}/{name}": pair for name, pair in found.items()}
+        return sums
 
 
 def evaluate(
@@ -80,17 +97,19 @@ def evaluate(
     loader: Iterable[tuple[Any, Any]] | None,
     *,
     devices: Sequence[int] = (),
-    loss_fn: Callable[[Any, Any], Tensor],
-) -> Sums:
-    """Mean loss and accuracy over a loader, at the newest weights of every stage.
+    loss_fn: LossFunction,
+    metrics: Sequence[Metric] = DEFAULT,
+) -> dict[str, float]:
+    """Mean loss and metrics over a loader, at the newest weights of every stage.
 
     **Arguments:**
 
     - `route`: the parts of the way that are in this process, by stage.
     - `loader`: read only where stage 0 lives.
     - `devices`: for each stage its process.
+    - `metrics`: called where the last stage lives, and the same everywhere, since all add up.
     """
-    stations = {index: _Evaluating(index, part, index == stages - 1, loss_fn) for index, part in route.items()}
+    stations = {index: _Evaluating(index, part, index == stages - 1, loss_fn, metrics) for index, part in route.items()}
     if not stations:
         return {}
     engine = Engine(stations, evaluation_schedule(stages), mail, devices=devices)
@@ -104,35 +123,35 @@ def evaluate(
         while engine.step() is not Order.END:
             pass
     engine.drain()
-    return _summary(next(iter(stations.values())).sums)
+    return _summary(next(iter(stations.values())).sums, metrics)
 
 
-def _measure(outputs: Any, target: Any, loss_fn: Callable[[Any, Any], Tensor]) -> Sums:
-    """Sums over one batch; accuracy where outputs are class scores and targets class numbers."""
-    with torch.no_grad():
-        outputs = map_tensors(lambda t: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t, outputs)
-        count = batch_size(outputs)
-        sums = {"samples": float(count), "loss": float(loss_fn(outputs, target)) * count}
-        if isinstance(outputs, Tensor) and isinstance(target, Tensor) and not target.is_floating_point():
-            axis = _class_axis(outputs, target)
-            if axis is not None:
-                sums["correct"] = float((outputs.argmax(axis) == target).sum())
-                sums["predictions"] = float(target.numel())
-        return sums
+def _in_full_precision(output: Any) -> Any:
+    return map_tensors(lambda t: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t, output)
 
 
-def _class_axis(outputs: Tensor, target: Tensor) -> int | None:
-    """Where the classes are: torch puts them second, language models last."""
-    if target.dim() != outputs.dim() - 1:
-        return None
-    if target.shape == outputs.shape[:1] + outputs.shape[2:]:
-        return 1
-    return -1 if target.shape == outputs.shape[:-1] else None
+@contextmanager
+def _naming(metric: Metric, where: str) -> Iterator[None]:
+    """Whatever goes wrong with a metric says with which, and where."""
+    try:
+        yield
+    except UnlatchError as error:
+        raise ShapeMismatch(f"metric {name_of(metric)}{where}: {error}") from error
+    except Exception as error:
+        raise StageFailed(f"metric {name_of(metric)}{where} raised {type(error).__name__}: {error}") from error
 
 
-def _summary(sums: Sums) -> Sums:
-    samples = max(1.0, sums["samples"])
-    result = {"loss": sums["loss"] / samples, "samples": sums["samples"]}
-    if sums["predictions"]:
-        result["accuracy"] = sums["correct"] / sums["predictions"]
+def _summary(sums: Sums, metrics: Sequence[Metric]) -> dict[str, float]:
+    samples, (loss, weight) = sums["samples"][0], sums["loss"]
+    result = {"loss": loss / max(1.0, weight), "samples": samples}
+    for number, metric in enumerate(metrics):
+        start = f"{number}/"
+        own = {name.removeprefix(start): pair for name, pair in sums.items() if name.startswith(start)}
+        with _naming(metric, " over all batches of the evaluation"):
+            found = summary_of(metric, own) if own else {}
+        if twice := sorted(found.keys() & result.keys()):
+            raise ConfigError(
+                f"metric {name_of(metric)} reports {twice[0]!r}, which is there already; name it otherwise"
+            )
+        result |= found
     return result

@@ -117,8 +117,8 @@ class Observer(Protocol):
     def forward(self, stage: Stage, micro: Micro, inputs: Tree, target: Tree) -> None:
         """A forward begins; the stage's parameters show the weights that it will see."""
 
-    def update(self, stage: Stage, batches: int) -> None:
-        """Gradients of `batches` batches, summed in `.grad`, are about to be applied."""
+    def update(self, stage: Stage, divisor: float) -> None:
+        """The gradients in `.grad` are about to be divided by `divisor` and applied."""
 
 
 def _shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -16,9 +16,11 @@ from ..nn.randomness import replayable
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, unflatten
 from ..rules.kept import Kept
+from ..rules.losses import LossFunction, taken_apart
 from ..rules.updates import OptimizerFactory
 from .measuring import Measured
 from .updating import Optimizer
+from .whole_batch import WholeBatch
 
 __all__ = ["Passes", "StageOptions", "autocast"]
 
@@ -37,14 +39,20 @@ def autocast(precision: str) -> AbstractContextManager[Any]:
 class StageOptions:
     """What the user chose, the same for every stage."""
 
-    loss_fn: Callable[[Any, Any], Tensor]
+    loss_fn: LossFunction
     optimizer: OptimizerFactory
     lr_scheduler: Callable[[Optimizer], Any] | None = None
     lr_scale: Callable[[int], float] | None = None
     clip_grad_norm: float | None = None
+    clip_norm_of: Literal["stage", "model"] = "stage"
     precision: str = "fp32"
     seed: int = 0
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"
+
+    @property
+    def clips_whole_norm(self) -> bool:
+        """Whether gradients are limited by the norm of the whole model's."""
+        return self.clip_grad_norm is not None and self.clip_norm_of == "model"
 
     @property
     def checks_finite(self) -> bool:
@@ -55,10 +63,16 @@ class StageOptions:
 class Passes(Measured):
     """The half of a `Stage` that evaluates its module, whatever for.
 
-    **Arguments:** `index`, `stages`: its place; random numbers depend on the first.
+    **Arguments:**
+
+    - `index`, `stages`: its place; random numbers depend on the first.
+    - `counts_add_up`: whether a loss that comes as a sum with a count is divided once, when an update applies all
+      gradients, so that unequal micro-batches weigh as they would in one batch; otherwise each is a mean by itself.
     """
 
-    def __init__(self, index: int, stages: int, module: nn.Module, options: StageOptions) -> None:
+    def __init__(
+        self, index: int, stages: int, module: nn.Module, options: StageOptions, *, counts_add_up: bool = True
+    ) -> None:
         # Under autocast an inverse written by the user may compute in half precision.
         super().__init__(module, 5e-2 if options.precision == "bf16" else None)
         self.index = index
@@ -66,7 +80,11 @@ class Passes(Measured):
         self.last = index == stages - 1
         self.module = module
         self.options = options
+        #: Of the newest forward: its mean loss, and what that is a mean over, if the loss function counts.
         self.loss: float | None = None
+        self.count: float | None = None
+        self.counts_add_up = counts_add_up
+        self.whole = WholeBatch(options.loss_fn)
         self._statistics = frozen_statistics(module)
 
     def run(self, kept: Kept) -> Tree:
@@ -75,8 +93,9 @@ class Passes(Measured):
             outputs = self.module(unflatten(kept.spec, kept.inputs))
             if not self.last:
                 return outputs
-            loss = self.options.loss_fn(outputs, kept.target)
-        return self._checked_loss(loss, kept.micro)
+            loss = self._checked_loss(self.options.loss_fn(outputs, kept.target), kept.micro)
+            self.whole.add(kept.micro, outputs, kept.target, self.loss, self.count)
+        return loss
 
     @contextmanager
     def passing(self, kept: Kept) -> Iterator[None]:
@@ -92,16 +111,21 @@ class Passes(Measured):
         """How far training is, to add to messages."""
         return ""
 
-    def _checked_loss(self, loss: Tensor, micro: Any) -> Tensor:
+    def _checked_loss(self, found: Any, micro: Any) -> Tensor:
+        """What a backward starts from: the loss of a micro-batch by its share in the batch."""
+        loss, self.count = taken_apart(found)
         if loss.numel() != 1:
             raise ShapeMismatch(
                 f"the loss must be one number, got a tensor of shape {tuple(loss.shape)} for {micro}: let loss_fn take "
-                "the mean (and say loss_reduction='sum' if it adds instead)"
+                "the mean (and say loss_reduction='sum' if it adds instead), or return (sum, count)"
             )
-        self.loss = value = float(loss.detach())
+        mean = loss if self.count is None else loss / max(self.count, 1.0)
+        self.loss = value = float(mean.detach())
         if self.options.checks_finite and not math.isfinite(value):
             raise NonFiniteLoss(f"the loss of {micro} is {value}", f"stage {self.index}{self._progress()}")
-        return loss if micro.scale == 1.0 else loss * micro.scale
+        if self.count is not None and self.counts_add_up:
+            return loss
+        return mean if micro.scale == 1.0 else mean * micro.scale
 
     def evaluate(self, inputs: Tree) -> Tree:
         """Evaluation-mode output at the newest weights; training state is left as it was."""

@@ -37,6 +37,7 @@ class Stage(Passes):
     - `index`, `stages`: its place.
     - `delay`: most updates that pass between its forward and its backward.
     - `hands_down_input`: whether the stage below reconstructs its input and needs this stage's to do so.
+    - `counts_add_up`: as for `Passes`.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class Stage(Passes):
         *,
         delay: int = 0,
         hands_down_input: bool = False,
+        counts_add_up: bool = True,
     ) -> None:
-        super().__init__(index, stages, module, options)
+        super().__init__(index, stages, module, options, counts_add_up=counts_add_up)
         self.rules = rules
         self.hands_down_input = hands_down_input
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -76,7 +78,10 @@ class Stage(Passes):
         self.observer: Observer | None = None
         #: What is kept of micro-batches under way, by their id.
         self.kept: dict[int, Kept] = {}
-        self._batches = 0
+        #: By id of a micro-batch under way, what its loss is a mean over; empty unless the loss function counts.
+        self.counts: dict[int, float] = {}
+        self._batches, self._counted = 0, 0.0
+        self._gradients_final = False
 
     @property
     def version(self) -> int:
@@ -108,7 +113,7 @@ class Stage(Passes):
         """Show the forward the weights that its rule wants, and let the backward's rule take note of them."""
         lasting = self.activation.keeps_graph or self.backward_view.holds_storage
         values, self.seen = self.forward_view.values(
-            kept.micro, self.version, self.updater.lr_factor(), lasting=lasting
+            kept.micro, self.version, self.updater.coming_rates, lasting=lasting
         )
         kept.version = self.seen
         with self._showing(values):
@@ -169,21 +174,44 @@ class Stage(Passes):
 
     def _forget(self, micro: Micro) -> None:
         self.weighed(self.kept.pop(micro.id), 0)
+        self._collected(micro)
+
+    def _collected(self, micro: Micro) -> None:
+        """The gradient of a micro-batch is among those that the next update applies."""
         if micro.index == micro.count - 1:
             self._batches += 1
+        if self.counts_add_up:
+            self._counted += self.counts.get(micro.id, 0.0)
 
     # ----------------------------------------------------------------- update
 
     def update(self) -> None:
         """Apply the gradients collected since the last update."""
-        batches, self._batches = self._batches, 0
-        if self.observer is not None:
-            self.observer.update(self, batches)
+        self.finish_gradients()
+        self._gradients_final = False
         held = {kept.version for kept in self.kept.values() if kept.needs_old_weights}
         stashed = self.backward_view.holds_storage and bool(held)
-        self.updater.step(batches, elsewhere=stashed or self.forward_view.holds_storage)
+        self.updater.step(elsewhere=stashed or self.forward_view.holds_storage)
         if stashed:
             self.peak_versions = max(self.peak_versions, len(held))
+
+    def finish_gradients(self) -> None:
+        """Give the gradients collected since the last update their final form, unless they have it."""
+        if self._gradients_final:
+            return
+        divisor = self._divisor()
+        self._batches, self._counted = 0, 0.0
+        if self.observer is not None:
+            self.observer.update(self, divisor)
+        self.updater.divide(divisor)
+        self._gradients_final = True
+
+    def _divisor(self) -> float:
+        """What makes the gradients collected so far those of a mean."""
+        averages, batches = self.rules.update.averages, max(1, self._batches)
+        if self._counted:
+            return self._counted if averages else self._counted / batches
+        return float(batches) if averages else 1.0
 
     @property
     def unapplied(self) -> bool:
@@ -204,8 +232,10 @@ class Stage(Passes):
             "updater": self.updater.state(),
             "kept": [{"micro": asdict(kept.micro), **kept.state()} for kept in self.kept.values()],  # type: ignore[call-overload]
             "batches": self._batches,
+            "counted": self._counted,
             "seen": self.seen,
             "loss": self.loss,
+            "count": self.count,
             "measured": self.measured_state(),
         }
 
@@ -220,5 +250,7 @@ class Stage(Passes):
                 with self._backward_weights(kept), self.backward_view.recording(kept, replay=saved["saved"]):
                     self.activation.rebuild(self, kept, saved["pending"])
             self.kept[kept.micro.id] = kept
-        self._batches, self.seen, self.loss = state["batches"], state["seen"], state["loss"]
+        self._batches, self._counted = state["batches"], state["counted"]
+        self._gradients_final = False
+        self.seen, self.loss, self.count = state["seen"], state["loss"], state["count"]
         self.load_measured(state["measured"])

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ..schedule import Kind
+from ..schedule import ADD_SQUARES, TELL_NORM, Kind
 from ..transport.mail import Micro
 from .stage import Returned, Stage
 from .trained import Trained
@@ -31,8 +31,14 @@ class Station:
     def __init__(self, index: int, stage: Stage | None = None) -> None:
         self.index = index
         self.stage = stage
-        #: Losses of micro-batches under way, by id: those of the process, which the engine shares out.
-        self.losses: dict[int, float] = {}
+        self.share_losses({}, {})
+
+    def share_losses(self, losses: dict[int, float], counts: dict[int, float]) -> None:
+        """Use what the whole process knows of micro-batches under way, by id: their mean losses, and what these are
+        means over, if the loss function counts."""
+        self.losses, self.counts = losses, counts
+        if self.stage is not None:
+            self.stage.counts = counts
 
     @property
     def title(self) -> str:
@@ -64,15 +70,30 @@ class Station:
         assert stage is not None, "only a station with layers can run them"
         outputs = stage.forward(micro, inputs, target if stage.last else None)
         if stage.last:
-            assert stage.loss is not None
-            self.losses[micro.id] = stage.loss
+            self.note_loss(micro)
         return outputs
+
+    def note_loss(self, micro: Micro) -> None:
+        """Let all know the loss that the stage has just found."""
+        assert self.stage is not None
+        assert self.stage.loss is not None
+        self.losses[micro.id] = self.stage.loss
+        if self.stage.count is not None:
+            self.counts[micro.id] = self.stage.count
 
     def update(self, micro: Micro) -> Sequence[Any]:
         """Apply the gradients of the stage."""
         assert self.stage is not None, "only a station with layers has weights to update"
         self.stage.update()
         return ()
+
+    def end_epoch(self, metric: float | None, due: int) -> None:
+        """Move learning rates on that change once per epoch: of the stage, after `due` updates."""
+        if self.stage is not None:
+            self.stage.updater.end_epoch(metric, due)
+        for trained in self.trained().values():
+            # It has no part in the delay of its stage.
+            trained.updater.end_epoch(metric)
 
     def check_gradients(self) -> None:
         """Refuse gradients that are not finite, of the stage and of whatever is trained beside it."""
@@ -135,6 +156,7 @@ class ChainStation(Station):
     """A stage of a chain: states come from below, gradients from above."""
 
     stage: Stage
+    _squares: Tensor
 
     def operations(self) -> Mapping[Kind, Operation]:
         return {
@@ -143,6 +165,8 @@ class ChainStation(Station):
             Kind.I: partial(self.backward, self.stage.backward_input),
             Kind.W: self.weight_gradient,
             Kind.U: self.update,
+            ADD_SQUARES: self.add_squares,
+            TELL_NORM: self.tell_norm,
         }
 
     def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
@@ -160,3 +184,15 @@ class ChainStation(Station):
         """The second half of a backward."""
         self.stage.backward_weights(micro)
         return ()
+
+    def add_squares(self, micro: Micro, *above: Tensor) -> Sequence[Any]:
+        """The squared norm of the gradient of this stage and of those above."""
+        self.stage.finish_gradients()
+        self._squares = sum(above, self.stage.updater.squared_norm())
+        return () if self.stage.first else (self._squares,)
+
+    def tell_norm(self, micro: Micro, *below: Tensor) -> Sequence[Any]:
+        """The norm of the whole gradient, which the first stage knows first."""
+        (norm,) = below or (self._squares.sqrt(),)
+        self.stage.updater.whole_norm = norm
+        return () if self.stage.last else (norm,)

@@ -45,7 +45,7 @@ class Trained:
     def update(self, batches: int = 1, *, schedule: bool = True) -> None:
         """Apply the gradients of `batches` batches, averaged; move the learning-rate schedule on if `schedule`."""
         with nullcontext() if schedule else self.updater.unscheduled():
-            self.updater.step(batches)
+            self.updater.step(max(1.0, batches))
 
     def state(self) -> dict[str, Any]:
         """Weights, buffers, optimizer and schedule."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..errors import NonFinite
-from ..rules.updates import OptimizerFactory, StagePlace, UpdateRule, View, make_optimizer
+from ..errors import ConfigError, NonFinite
+from ..rules.updates import OptimizerFactory, PerEpoch, StagePlace, UpdateRule, View, make_optimizer
 from ..rules.weights import move_to_fresh_storage
 from .finite import all_finite, first_not_finite
+from .foresight import foreseen_rates
 
 __all__ = ["Optimizer", "Updater", "completed", "plain_part"]
 
@@ -26,6 +28,7 @@ class Updater:
 
     - `params`: the stage's trained parameters; may be none.
     - `place`: of the stage, which its rule and the optimizer factory may depend on.
+    - `lr_scheduler`: steps at every update; wrapped in `PerEpoch`, when an epoch ends.
     - `lr_scale`: of the n-th update on every learning rate.
     - `checks`: whether gradients that are not finite are refused before, and weights after, the optimizer's step.
     """
@@ -49,6 +52,11 @@ class Updater:
         if self.optimizer is not None:
             rule.tune(self.optimizer, place)
         self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler and self.optimizer else None
+        self._by_epoch = isinstance(lr_scheduler, PerEpoch)
+        # Epochs that have ended while updates of theirs are still to come: after which update, and with which metric.
+        self._epoch_ends: list[tuple[int, float | None]] = []
+        if self.scheduler is not None:
+            _check_scheduler(self.scheduler, self._by_epoch)
         #: Of this stage on every learning rate.
         self.factor = rule.scale(place)
         self.version = 0
@@ -57,48 +65,89 @@ class Updater:
         self._lr_scale = lr_scale
         self._clip = clip_grad_norm
         self._checks = checks
+        #: The norm that the next update is clipped by, if it is not that of these gradients alone.
+        self.whole_norm: Tensor | None = None
 
     def forget(self) -> None:
         """Drop what is known of earlier updates, so that a continued and a resumed run go on alike."""
         for view in self.views:
             view.forget()
 
-    def step(self, batches: int, *, elsewhere: bool = False) -> None:
-        """Apply the gradients of `batches` batches and clear them.
+    def step(self, divisor: float = 1.0, *, elsewhere: bool = False) -> None:
+        """Apply the gradients and clear them.
 
-        **Arguments:** `elsewhere`: write new weights to fresh storage, since somebody holds the old one.
+        **Arguments:**
+
+        - `divisor`: what they are divided by before, such as the number of batches that they are a sum over.
+        - `elsewhere`: write new weights to fresh storage, since somebody holds the old one.
         """
-        grads = [p.grad for p in self.params if p.grad is not None]
-        if batches > 1 and self.rule.averages and grads:
-            torch._foreach_div_(grads, float(batches))
-        norm = nn.utils.get_total_norm(grads) if self._clip is not None else None
+        self.divide(divisor)
+        norm, self.whole_norm = self.whole_norm, None
+        if self._clip is not None and norm is None:
+            norm = nn.utils.get_total_norm(self._gradients())
         if self._checks:
             self.check_gradients(norm)
         if self._clip is not None and norm is not None:
             nn.utils.clip_grads_with_norm_(self.params, self._clip, norm)
-        for view in self.views:
-            view.before_update()
-        if elsewhere:
-            move_to_fresh_storage(self.params)
-        if self.optimizer is not None:
-            with self._scaled_lr(self.optimizer):
+        with self._scaled_lr():
+            for view in self.views:
+                view.before_update()
+            if elsewhere:
+                move_to_fresh_storage(self.params)
+            if self.optimizer is not None:
                 self.optimizer.step()
-            if self._checks:
-                self.check_weights()
+        if self._checks and self.optimizer is not None:
+            self.check_weights()
         for view in self.views:
             view.after_update()
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
-        if self.scheduler is not None:
+        if self.scheduler is not None and not self._by_epoch:
             self.scheduler.step()
         self.version += 1
+        self._pass_epoch_ends()
+
+    def divide(self, divisor: float) -> None:
+        """Divide the gradients, such as by the number of batches that they are a sum over."""
+        grads = self._gradients()
+        if divisor != 1.0 and grads:
+            torch._foreach_div_(grads, divisor)
+
+    def squared_norm(self) -> Tensor:
+        """Of the gradients, in double precision, so that those of many stages add up; refused if not finite."""
+        norm = nn.utils.get_total_norm(self._gradients())
+        if self._checks:
+            self.check_gradients(norm)
+        return norm.double().square()
+
+    def end_epoch(self, metric: float | None = None, due: int = 0) -> None:
+        """A pass over the data is complete, or will be when the updates that its batches contribute to are made.
+
+        **Arguments:**
+
+        - `metric`: what a scheduler that waits for a plateau looks at.
+        - `due`: so many updates belong to this pass and those before it.
+        """
+        if self.scheduler is None or not self._by_epoch:
+            return
+        if metric is None and isinstance(self.scheduler, ReduceLROnPlateau):
+            raise ConfigError("ReduceLROnPlateau looks at a metric when an epoch ends: call run.end_epoch(metric)")
+        self._epoch_ends.append((due, metric))
+        self._pass_epoch_ends()
+
+    def _pass_epoch_ends(self) -> None:
+        while self.scheduler is not None and self._epoch_ends and self._epoch_ends[0][0] <= self.version:
+            _end_epoch(self.scheduler, self._epoch_ends.pop(0)[1])
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.params if p.grad is not None]
 
     def check_gradients(self, norm: Tensor | None = None) -> None:
         """Refuse gradients that are not finite, while nothing has been done with them.
 
         **Arguments:** `norm`: of all of them, if it is known.
         """
-        if not all_finite([p.grad for p in self.params if p.grad is not None], norm):
+        if not all_finite(self._gradients(), norm):
             raise self._not_finite("gradient of", [(name, p.grad) for name, p in self._named()])
 
     def check_weights(self) -> None:
@@ -129,25 +178,43 @@ class Updater:
         finally:
             self.scheduler = scheduler
 
-    def lr_factor(self) -> float:
-        """What multiplies the user's learning rate at the next update."""
-        factor = self.factor * self.rule.scale_at(self.place, self.version)
-        return factor * (self._lr_scale(self.version) if self._lr_scale else 1.0)
+    def coming_rates(self, updates: int) -> list[list[float]]:
+        """The learning rate of each of the optimizer's groups at each of the next updates."""
+        if self.optimizer is None:
+            return []
+        factors = [self.lr_factor(n) for n in range(updates)]
+        ends = list(self._epoch_ends)
+
+        def after(schedule: Any, n: int) -> None:
+            if not self._by_epoch:
+                schedule.step()
+            while ends and ends[0][0] <= self.version + n:
+                _end_epoch(schedule, ends.pop(0)[1])
+
+        by_group = foreseen_rates(self.optimizer, self.scheduler, updates, after)
+        return [[rate * factor for rate, factor in zip(rates, factors, strict=True)] for rates in by_group]
+
+    def lr_factor(self, ahead: int = 0) -> float:
+        """What multiplies the user's learning rate at the next update, or at one so many updates `ahead` of it."""
+        update = self.version + ahead
+        factor = self.factor * self.rule.scale_at(self.place, update)
+        return factor * (self._lr_scale(update) if self._lr_scale else 1.0)
 
     @contextmanager
-    def _scaled_lr(self, optimizer: Optimizer) -> Iterator[None]:
+    def _scaled_lr(self) -> Iterator[None]:
         """Multiply the learning rate for one step only, so that any scheduler keeps working on the user's numbers."""
         factor = self.lr_factor()
-        if factor == 1.0:
+        if self.optimizer is None or factor == 1.0:
             yield
             return
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * factor
         try:
             yield
         finally:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
     def state(self) -> dict[str, Any]:
@@ -157,6 +224,7 @@ class Updater:
             "gradients": [p.grad for p in self.params],
             "optimizer": plain_part(self.optimizer.state_dict()) if self.optimizer is not None else None,
             "schedule": plain_part(self.scheduler.state_dict()) if self.scheduler is not None else None,
+            "epoch_ends": [list(end) for end in self._epoch_ends],
             "views": [view.state() for view in self.views],
         }
 
@@ -175,8 +243,25 @@ class Updater:
                 self.optimizer.state[listed[position]].update(saved)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(completed(self.scheduler.state_dict(), state["schedule"]))
+        self._epoch_ends = [(due, metric) for due, metric in state["epoch_ends"]]
         for view, saved in zip(self.views, state["views"], strict=True):
             view.load(saved)
+
+
+def _end_epoch(scheduler: Any, metric: float | None) -> None:
+    scheduler.step(*([metric] if isinstance(scheduler, ReduceLROnPlateau) else []))
+
+
+def _check_scheduler(scheduler: Any, by_epoch: bool) -> None:
+    if not callable(getattr(scheduler, "step", None)):
+        raise ConfigError(
+            f"the lr_scheduler factory must return a scheduler, something with step(), got {type(scheduler).__name__}"
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) and not by_epoch:
+        raise ConfigError(
+            "ReduceLROnPlateau looks at a metric, and there is none at an update: set lr_scheduler_per='epoch' and let "
+            "a Trainer evaluate, or call run.end_epoch(metric)"
+        )
 
 
 def plain_part(state: Mapping[Any, Any], *, tensors: bool = True) -> dict[Any, Any]:

@@ -15,10 +15,13 @@ from .picture import TickEntry, gantt, lockstep, slot_table, tick_entries, timet
 from .runs import Streams, by_station, place, streams, unroll, update_ends
 from .simulator import Timeline, simulate
 from .validity import check, check_order, check_schedule, interleave
+from .whole_norm import ADD_SQUARES, TELL_NORM, WholeNorm
 from .workload import UNIT, Costs, Workload
 
 __all__ = [
+    "ADD_SQUARES",
     "OUTSIDE",
+    "TELL_NORM",
     "UNIT",
     "ZBH1",
     "ZBH2",
@@ -37,6 +40,7 @@ __all__ = [
     "Streams",
     "TickEntry",
     "Timeline",
+    "WholeNorm",
     "Workload",
     "buffers",
     "by_station",

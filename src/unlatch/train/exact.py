@@ -36,6 +36,7 @@ def whole(parts: Sequence[State], leader: int = 0) -> dict[str, Any]:
         **parts[leader],
         "stations": {index: station for part in parts for index, station in part["stations"].items()},
         "losses": {micro: loss for part in parts for micro, loss in part["losses"].items()},
+        "counts": {micro: count for part in parts for micro, count in part["counts"].items()},
         "mail": [message for part in parts for message in part["mail"]],
         "recorder": {"seen": [seen for part in parts for seen in part["recorder"]["seen"]], "behind": behind},
     }

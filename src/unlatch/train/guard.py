@@ -175,6 +175,10 @@ class Guard:
         """Let the engine announce an order."""
         self._do(partial(self._engine.announce, order))
 
+    def perform(self, work: Callable[[], None]) -> None:
+        """Do something else to the stages between two batches: whoever goes back before it does it again."""
+        self._do(work)
+
     def drain(self) -> list[Finished]:
         """Let the engine finish every batch under way, and wait until all others have."""
         finished = self._do(self._engine.drain)

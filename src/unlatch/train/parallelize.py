@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
-
-from torch import Tensor
 
 from ..errors import ConfigError
 from ..methods import Method
 from ..methods import get as get_method
-from ..nn.chain import Block, Model, chain, cut
-from ..nn.chain_check import check_chain
+from ..metrics import Metric, checked
+from ..nn.chain import Block, Model, as_module, chain, cut
+from ..nn.chain_check import check_chain, check_own_loss
+from ..nn.foreign import Foreign, foreign
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan
-from ..rules.updates import OptimizerFactory
+from ..rules.losses import LossFunction
+from ..rules.updates import OptimizerFactory, PerEpoch
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import StageOptions
 from ..runtime.updating import Optimizer
@@ -25,6 +26,7 @@ from ..transport.world import World, current_world
 from .handshake import shake_hands
 from .reversal import check_reversal
 from .run import Run
+from .update_options import check_clipping, check_factories
 from .wiring import connect, place
 
 __all__ = ["parallelize"]
@@ -37,15 +39,18 @@ def parallelize(
     method: str | Method = "bp",
     *,
     stages: int,
-    loss_fn: Callable[[Any, Any], Tensor],
+    loss_fn: LossFunction | None = None,
     optimizer: OptimizerFactory,
     lr_scheduler: Callable[[Optimizer], Any] | None = None,
+    lr_scheduler_per: Literal["update", "epoch"] = "update",
     split: Literal["auto"] | Sequence[str] = "auto",
-    sample: tuple[Tree, Tree] | None = None,
+    sample: tuple[Tree, Tree] | Mapping[str, Any] | None = None,
     plan: Plan | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     clip_grad_norm: float | None = None,
+    clip_norm_of: Literal["stage", "model"] = "stage",
     loss_reduction: Literal["mean", "sum"] = "mean",
+    metrics: Sequence[Metric] | None = None,
     seed: int = 0,
     nonfinite: Literal["stop", "skip", "ignore"] = "stop",
     stall_limit: float = 60.0,
@@ -58,20 +63,29 @@ def parallelize(
 
     **Arguments:**
 
-    - `model`: `nn.Sequential`, a list of blocks, or a module with `blocks()`. Same seed, same model, on every rank.
+    - `model`: `nn.Sequential`, a list of blocks, a module with `blocks()`, or a model of `transformers` as it is. Same
+      seed, same model, on every rank.
     - `method`: a name or an object from `unlatch.methods`.
     - `stages`: parts the model is cut into; at least as many as there are processes.
-    - `loss_fn`: of output and target.
-    - `optimizer`, `lr_scheduler`: factories, called once per stage. The scheduler steps once per update. An optimizer
-      factory is given the stage's parameters and, if it has a second argument (one without default, or one called
-      `stage`), a `unlatch.rules.updates.StagePlace`: `index`, `count`, `delay` in updates, `names` of the parameters.
+    - `loss_fn`: of output and target; without it a model of `transformers` is trained with its own loss.
+    - `optimizer`: a factory, called once per stage with the parameters of that stage. In an argument called `named` it
+      gets them with their names in the model, in one called `stage` a `unlatch.rules.updates.StagePlace`: `index`,
+      `count`, `delay` in updates, `names`. `unlatch.optim` has some ready.
+    - `lr_scheduler`: a factory as well, of the stage's optimizer.
+    - `lr_scheduler_per`: when schedulers step: after every `"update"` of their stage, or at the end of every `"epoch"`,
+      which a `Trainer` tells them, or `run.end_epoch(metric)` in a loop of your own.
     - `split`: `"auto"` balances measured costs of this method; or the names of the blocks that start the second and
       later stages.
-    - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`.
+    - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`. Without it
+      the chain is checked on the first batch.
     - `plan`: a finished plan instead of `split`.
     - `precision`: `"bf16"` runs forwards under autocast.
-    - `clip_grad_norm`: limits the gradient norm of each stage by itself.
+    - `clip_grad_norm`: limits the norm of the gradient.
+    - `clip_norm_of`: `"stage"` limits each stage by itself; `"model"` all together, as torch does, which only methods
+      can that update all stages at the same time.
     - `loss_reduction`: `"mean"` weights micro-batches by their size; `"sum"` adds them.
+    - `metrics`: what evaluations measure beside the loss, see `unlatch.metrics`; by default accuracy, for classifiers,
+      and what fits a model of `transformers` with its own loss.
     - `seed`: dropout masks are a function of (seed, stage, micro-batch).
     - `nonfinite`: what happens when a loss, gradient or weight becomes NaN or infinite, always before it is applied.
       `"stop"` ends the run on all ranks with `NonFinite`, after a checkpoint of the last good state if a `Trainer` has
@@ -90,11 +104,15 @@ def parallelize(
     >>> [run.step(x, y).batch for _ in range(4)]
     [None, None, 0, 1]
     """
-    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, sample, optimizer)
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite)
+    check_factories(optimizer, lr_scheduler, lr_scheduler_per)
+    elsewhere, own_loss = foreign(model), loss_fn is None
+    loss = _own_loss(elsewhere, model) if loss_fn is None else loss_fn
+    batch = _taken_apart(elsewhere, sample, own_loss)
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
-        chosen = get_method(method).resolve(stages, batch_size(sample[0]) if sample is not None else None)
-        chosen.schedule(stages)
+        chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
+        check_clipping(chosen, stages, clip_grad_norm, clip_norm_of)
         asked = {
             "stages": stages,
             "split": split if isinstance(split, str) else list(split),
@@ -102,6 +120,8 @@ def parallelize(
             "seed": seed,
             "precision": precision,
             "clip_grad_norm": clip_grad_norm,
+            "clip_norm_of": clip_norm_of,
+            "lr_scheduler_per": lr_scheduler_per,
             "loss_reduction": loss_reduction,
             "nonfinite": nonfinite,
         }
@@ -109,21 +129,24 @@ def parallelize(
         blocks = chain(model)
         if plan is None:
             # Only rank 0 measures: two measurements never agree, and all ranks must cut alike.
-            found = chosen.plan(blocks, stages, split, sample, precision) if world.rank == 0 else None
+            found = chosen.plan(blocks, stages, split, batch, precision) if world.rank == 0 else None
             plan = world.broadcast(found)
             assert plan is not None
         chosen.check_plan(plan, stages)
         chosen = chosen.follow(plan)
-        x = sample[0] if sample is not None else None
+        x = batch[0] if batch is not None else None
         check_chain(blocks, model, plan.starts, x)
+        if batch is not None and own_loss:
+            check_own_loss(as_module(model), *batch)
         stored = check_reversal(blocks, plan.starts, chosen.rules(), x)
-        chosen, tuned = _tune(chosen, blocks, plan, sample, loss_fn, world)
+        chosen, tuned = _tune(chosen, blocks, plan, batch, loss, world)
         options = StageOptions(
-            loss_fn=loss_fn,
+            loss_fn=loss,
             optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
+            lr_scheduler=PerEpoch(lr_scheduler) if lr_scheduler and lr_scheduler_per == "epoch" else lr_scheduler,
             lr_scale=chosen.lr_scale if chosen.scales_lr else None,
             clip_grad_norm=clip_grad_norm,
+            clip_norm_of=clip_norm_of,
             precision=precision,
             seed=seed,
             nonfinite=nonfinite,
@@ -139,25 +162,21 @@ def parallelize(
             microbatches=chosen.microbatches if chosen.microbatches != "auto" else 1,
             accumulate=chosen.accumulate,
             mean_loss=loss_reduction == "mean",
-            sample=sample,
+            sample=batch,
+            own_loss=own_loss,
         )
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
+        run.metrics = checked(elsewhere.metrics if metrics is None and elsewhere is not None and own_loss else metrics)
         run.notes += [n for n in (plan.note, tuned, stored) if n]
         run.notes += chosen.notes(run.method_statistics())
-        if run.advice is not None and run.advice.warning is not None and world.rank == 0:
-            log.warning("%s", run.advice.warning)
+        if world.rank == 0:
+            for warning in (stored, run.advice.warning):
+                if warning is not None:
+                    log.warning("%s", warning)
         return run
 
 
-def _check_arguments(
-    stages: int,
-    precision: str,
-    reduction: str,
-    clip: float | None,
-    nonfinite: str,
-    sample: tuple[Tree, Tree] | None,
-    optimizer: Any,
-) -> None:
+def _check_arguments(stages: int, precision: str, reduction: str, clip: float | None, nonfinite: str) -> None:
     if not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
     if precision not in ("fp32", "bf16"):
@@ -168,13 +187,30 @@ def _check_arguments(
         raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
     if nonfinite not in ("stop", "skip", "ignore"):
         raise ConfigError(f'nonfinite must be "stop", "skip" or "ignore", got {nonfinite!r}')
-    if not callable(optimizer):
+
+
+def _own_loss(elsewhere: Foreign | None, model: Model) -> LossFunction:
+    if elsewhere is None:
+        raise ConfigError("loss_fn is missing: pass a function of output and target, such as F.cross_entropy")
+    loss: LossFunction | None = elsewhere.loss
+    if loss is None:
         raise ConfigError(
-            f"optimizer must be a function from parameters to an optimizer, called once per stage, got "
-            f"{type(optimizer).__name__}: pass functools.partial({type(optimizer).__name__}, lr=...)"
+            f"{type(model).__name__} has no loss that is known here: pass loss_fn, a function of output and labels, or "
+            "take a class with a head for causal or masked language modelling or for classification"
         )
-    if sample is not None and not (isinstance(sample, tuple | list) and len(sample) == 2):
+    return loss
+
+
+def _taken_apart(elsewhere: Foreign | None, sample: Any, own_loss: bool) -> tuple[Tree, Tree] | None:
+    """The sample as `(x, y)`."""
+    if sample is None:
+        return None
+    if elsewhere is not None and isinstance(sample, Mapping):
+        return elsewhere.taken_apart(sample, own_loss=own_loss)
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ConfigError(f"sample must be one batch (x, y), got {type(sample).__name__}")
+    x, y = sample
+    return elsewhere.taken_apart((x, y), own_loss=own_loss) if elsewhere is not None else (x, y)
 
 
 def _tune(

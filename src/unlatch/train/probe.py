@@ -21,6 +21,7 @@ from ..errors import ConfigError
 from ..nn.randomness import replayable
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, map_tensors
+from ..rules.losses import taken_apart
 from ..rules.weights import weights_at
 from ..runtime.engine import Engine
 from ..runtime.stage import Stage
@@ -78,7 +79,7 @@ class _Seen:
     forward: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
     current: dict[int, list[Tensor]] = field(default_factory=dict)
     gradients: dict[int, Gradient] = field(default_factory=dict)
-    batches: int = 1
+    divisor: float = 1.0
 
 
 class GradientProbe:
@@ -130,14 +131,13 @@ class GradientProbe:
         if stage.last:
             seen.targets[micro.id] = map_tensors(Tensor.clone, target)
 
-    def update(self, stage: Stage, batches: int) -> None:
+    def update(self, stage: Stage, divisor: float) -> None:
         """Take note of a stage's gradient and of the weights it is applied to; after the last stage, compare."""
         seen = self._seen.get(stage.version)
         if seen is None:
             return
-        share = 1.0 / batches if batches > 1 and stage.rules.update.averages else 1.0
-        seen.batches = max(batches, 1) if stage.rules.update.averages else 1
-        seen.gradients[stage.index] = [_grad(p) * share for p in stage.params]
+        seen.divisor = divisor
+        seen.gradients[stage.index] = [_grad(p) / divisor for p in stage.params]
         seen.current[stage.index] = _copies(stage)
         if len(seen.gradients) == len(self._stages):
             self._compare(stage.version, self._seen.pop(stage.version))
@@ -167,7 +167,7 @@ class GradientProbe:
                 found = self._backpropagate(micro, seen.inputs[number], seen.targets[number])
             for sums, gradient in zip(total, found, strict=True):
                 for t, g in zip(sums, gradient, strict=True):
-                    t += g * (micro.scale / seen.batches)
+                    t += g / seen.divisor
         return total
 
     @torch.enable_grad()
@@ -178,7 +178,8 @@ class GradientProbe:
             with replayable(options.seed, stage.index, micro.id), frozen_statistics(stage.module), bf16:
                 x = stage.module(x)
                 if stage.last:
-                    x = options.loss_fn(x, target)
+                    loss, count = taken_apart(options.loss_fn(x, target))
+                    x = loss * micro.scale if count is None else loss
         wanted = [p for stage in self._stages for p in stage.params]
         found = iter(torch.autograd.grad(x, wanted, allow_unused=True, materialize_grads=True) if wanted else ())
         return [[next(found) for _ in stage.params] for stage in self._stages]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..advise.advice import advise_method
-from ..errors import DataError, Interrupted, NonFinite, StageFailed, UnlatchError
-from ..io.checkpoint import Checkpoint
+from ..advise.advice import advise
+from ..errors import DataError, Interrupted, PeerLost, StageFailed, TransportError, UnlatchError
 from ..methods import Method
-from ..nn.chain import as_module, state_names
+from ..metrics import DEFAULT, Metric, checked
+from ..nn.chain import as_module
 from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
 from ..runtime.blueprint import Blueprint
@@ -27,8 +29,11 @@ from ..runtime.engine import Engine, Finished, Order
 from ..runtime.evaluation import evaluate
 from ..runtime.events import Event
 from ..runtime.recalibration import recalibrating
+from ..runtime.stage import Stage
 from ..runtime.station import Station
+from ..runtime.updating import Optimizer
 from ..schedule import Schedule
+from ..transport.ending import ended, opened
 from ..transport.health import Health
 from ..transport.link import Link
 from ..transport.mail import Voided
@@ -36,8 +41,9 @@ from ..transport.reports import report_progress
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
-from .exact import packed, random_state, restore_random, share, unpacked, whole
-from .guard import Guard, Snapshot
+from .guard import Guard
+from .intake import Intake
+from .keeping import Keeping
 from .probe import Comparison, GradientProbe
 from .reversal import ReconstructionWatch
 from .saving import Saving
@@ -47,7 +53,9 @@ __all__ = ["Loader", "Run", "StepResult"]
 
 log = logging.getLogger("unlatch")
 
-Loader = Iterable[tuple[Any, Any]]
+Loader = Iterable[Any]
+# Seconds by which a rank ends after the one that it lost.
+_ECHO = 1.0
 
 
 @dataclass(frozen=True)
@@ -92,40 +100,65 @@ class Run:
         self._world = blueprint.world
         self._links = links
         self._health = health
+        self._intake = Intake(
+            blueprint.model,
+            blueprint.blocks,
+            blueprint.plan.starts,
+            own_loss=blueprint.own_loss,
+            # One rank tries the first batch for all.
+            proven=blueprint.sample is not None or not engine.holds_first,
+        )
         self._compensation = Compensation(method.joined)
-        self._rebuild = rebuild
-        self._names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
-        optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
-        self._optimizer = type(optimizers[0]).__name__ if optimizers else None
-        self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
+        self._keeping = Keeping(blueprint, method, engine, links, self._compensation, rebuild)
+        stages = engine.stages.values()
+        optimizers = {s.index: s.updater.optimizer for s in stages if s.updater.optimizer is not None}
+        samples = None if blueprint.sample is None else batch_size(blueprint.sample)
+        #: What the delays of the method cost under this optimizer.
+        self.advice = advise(method, engine.schedule.stages, optimizers, samples)
         self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
         self._saving: Saving | None = None
         self._aside: World | None = None
         self._asked: int | None = None
         self.notes: list[str] = []
+        #: What is measured in evaluations that do not ask for something else.
+        self.metrics: tuple[Metric, ...] = DEFAULT
         describe = health.describe if health is not None else str
         self._guard = Guard(
             self._options.nonfinite,
             engine,
             links,
             self._world,
-            self._state,
+            self._keeping.exact,
             self.finish_saving,
             describe,
             self.notes.append,
         )
         self._world.heed(self._guard.alarm)
+        if self._world.group is not None:
+            opened(self)
 
     # --------------------------------------------------------------- training
 
     def step(self, x: Tree = None, y: Tree = None) -> StepResult:
-        """Feed one batch and report the batch that finished."""
-        with self._reporting():
+        """Feed one batch and report the batch that finished.
+
+        **Arguments:** `x`, `y`: inputs and targets; or one dict, for a model whose library has such batches.
+        """
+        with self._reporting("step"):
             if self._engine.leads:
+                x, y = self._taken_in(x, y)
                 batch_size((x, y))
             self._guard.keep()
             unit = self._compensation.add(x, y, self._engine.leads)
             return self._result(self._fed(unit) if unit is not None else [])
+
+    def _taken_in(self, x: Tree, y: Tree = None) -> tuple[Tree, Tree]:
+        """The one way in for batches."""
+        return self._intake(x, y)
+
+    def _batches_of(self, loader: Loader, what: str) -> Iterator[tuple[Tree, Tree]]:
+        """The batches of a loader, taken in one by one."""
+        return self._intake.pairs(loader, what)
 
     def _fed(self, unit: tuple[Tree, Tree]) -> list[Finished]:
         finished = self._guard.feed(*unit)
@@ -143,8 +176,11 @@ class Run:
         return self._guard.left_out
 
     def hear_watch(self) -> None:
-        """Add to the notes what a method's watch has seen since the last time."""
+        """Add to the notes what was noticed during training since the last time."""
         self.notes += self._watch.news()
+        for stage in self._engine.stages.values():
+            self.notes += stage.whole.news
+            stage.whole.news.clear()
 
     def _result(self, finished: list[Finished]) -> StepResult:
         self.hear_watch()
@@ -154,47 +190,75 @@ class Run:
         last = finished[-1]
         return StepResult(step, last.batch, last.loss, last.staleness, left_out)
 
+    def end_epoch(self, metric: float | None = None) -> None:
+        """Say that a pass over the data is complete, for learning rates that change once per pass.
+
+        A `Trainer` does this by itself. Each stage goes on to its next learning rate when it has applied the batches
+        that were fed so far, so the n-th update has the same one under every method.
+
+        **Arguments:** `metric`: the same on every rank, such as a loss that `evaluate` returned; only a scheduler that
+        waits for a plateau looks at it.
+        """
+        with self._reporting("end_epoch"):
+            self._guard.perform(partial(self._engine.end_epoch, metric))
+
     def flush(self) -> list[StepResult]:
         """Finish all batches under way and return what they brought."""
-        with self._reporting():
+        with self._reporting("flush"):
             finished = []
             rest = self._compensation.rest()
             if rest is not None:
                 finished += self._fed(rest)
             finished += self._guard.drain()
+            # A rank that does not flush now would go on with other weights than the rest expects.
+            self._world.meet()
             return [self._result([f]) for f in finished]
 
-    def evaluate(self, loader: Loader | None, *, path: str | None = None) -> dict[str, float]:
-        """Mean loss, and accuracy for class targets, at the newest weights; batches under way are not disturbed.
+    def evaluate(
+        self, loader: Loader | None, *, metrics: Sequence[Metric] | None = None, path: str | None = None
+    ) -> dict[str, float]:
+        """Mean loss and metrics at the newest weights; batches under way are not disturbed.
 
-        **Arguments:** `path`: another way through the network than the serial one, where a method has one
-        (`"auxiliary"` under `auxnet`).
+        **Arguments:**
+
+        - `metrics`: functions `(output, target) -> dict of sums`, see `unlatch.metrics`, alike on every rank; else
+          those of `parallelize`, or accuracy where outputs are class scores `(N, C)` and targets class numbers `(N,)`.
+        - `path`: another way through the network than the serial one, where a method has one (`"auxiliary"` under
+          `auxnet`).
         """
-        with self._reporting():
+        with self._reporting("evaluate"):
             self._guard.settle()
             self._engine.recorder.pause()
-            return self._evaluate(self._engine.route(path), loader)
+            return self._evaluate(self._engine.route(path), loader, metrics)
 
-    def evaluate_recalibrated(self, loader: Loader | None, batches: Loader | None) -> dict[str, float]:
+    def evaluate_recalibrated(
+        self, loader: Loader | None, batches: Loader | None, *, metrics: Sequence[Metric] | None = None
+    ) -> dict[str, float]:
         """Evaluate as the run is, and again with statistics of batch norm estimated on these training batches.
 
         The results of the second evaluation are called `recalibrated_...`; the run keeps its own statistics.
         """
-        with self._reporting():
+        with self._reporting("evaluate_recalibrated"):
             self._guard.settle()
             self._engine.recorder.pause()
-            found = self._evaluate(self._engine.route(), loader)
+            found = self._evaluate(self._engine.route(), loader, metrics)
             with recalibrating(self._engine.stages, self._engine.route()) as estimating:
-                if not self._evaluate(estimating, batches)["samples"]:
+                if not self._evaluate(estimating, batches, ())["samples"]:
                     raise DataError("there was no batch to estimate the statistics of batch norm on")
-                again = self._evaluate(self._engine.route(), loader)
+                again = self._evaluate(self._engine.route(), loader, metrics)
             return found | {f"recalibrated_{name}": value for name, value in again.items() if name != "samples"}
 
-    def _evaluate(self, route: dict[int, Any], loader: Loader | None) -> dict[str, float]:
+    def _evaluate(
+        self, route: dict[int, Any], loader: Loader | None, metrics: Sequence[Metric] | None
+    ) -> dict[str, float]:
         engine = self._engine
         stages = engine.schedule.stages
         devices = engine.devices[:stages]
-        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=self._options.loss_fn)
+        if loader is not None and engine.holds_first:
+            loader = self._batches_of(loader, "evaluate")
+        asked = checked(metrics) if metrics is not None else self.metrics
+        loss_fn = self._options.loss_fn
+        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=loss_fn, metrics=asked)
         # A rank without a stage of its own takes no part.
         return found if len(set(devices)) == self._world.size else self._world.broadcast(found)
 
@@ -202,14 +266,44 @@ class Run:
 
     def module(self) -> nn.Module:
         """The model that was passed in, with the newest weights of every stage under its original names."""
-        self._guard.settle()
-        own = snapshot.model_state(self._engine.stages.values(), self._names)
-        merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
+        with self._reporting("module"):
+            self._guard.settle()
+            own = snapshot.model_state(self._engine.stages.values(), self._keeping.names)
+            merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
         with torch.no_grad():
             for name, t in self._model.state_dict(keep_vars=True).items():
                 if name in merged and name not in own:
                     t.data.copy_(merged[name])
         return self._model
+
+    def __repr__(self) -> str:
+        """Method, cut, and how far it is."""
+        held = sorted(self._engine.stages)
+        here = "" if self._world.size == 1 else f", rank {self._world.rank} of {self._world.size} with stages {held}"
+        cut = "" if self.plan.split is None else f" cut at {list(self.plan.split)}"
+        progress = f"{self.batches} batches fed, {self._engine.under_way} under way"
+        return f"<Run {self.method!r}: {self._engine.schedule.stages} stages{cut}{here}; {progress}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the plan, by how many updates each stage is behind, and how far the run is."""
+        stages = self._engine.schedule.stages
+        delays = ", ".join(f"{delay:g}" for delay in self.method.staleness(stages))
+        progress = f"{self.batches} batches fed, {self._engine.under_way} under way; learning rate {self.lr}"
+        below = "".join(f"<div>{escape(note)}</div>" for note in (f"delay in updates: {delays}", progress, *self.notes))
+        return f"<b>{escape(repr(self.method))}, {stages} stages</b>{self.plan._repr_html_()}{below}"
+
+    @property
+    def optimizers(self) -> Mapping[int, Optimizer]:
+        """Those of this process, by stage; a stage without trainable parameters has none."""
+        stages = self._engine.stages.items()
+        return MappingProxyType({n: s.updater.optimizer for n, s in stages if s.updater.optimizer is not None})
+
+    @property
+    def lr(self) -> float | dict[int, list[float]]:
+        """The learning rate: one number if all optimizers of this process agree, else by stage and parameter group."""
+        rates = {n: [float(group["lr"]) for group in o.param_groups] for n, o in self.optimizers.items()}
+        known = {rate for one in rates.values() for rate in one}
+        return known.pop() if len(known) == 1 else rates
 
     @property
     def schedule(self) -> Schedule:
@@ -221,6 +315,14 @@ class Run:
         """What works in this process, by number: its stages, with whatever the method gave them beside."""
         return MappingProxyType(self._engine.stations)
 
+    def named_parameters(self) -> list[tuple[Stage, dict[str, nn.Parameter]]]:
+        """For each stage of this process what it trains, by the names that the whole model has for it."""
+        return [
+            (stage, {names[key]: p for key, p in stage.module.named_parameters() if key in names and p.requires_grad})
+            for stage in self._engine.stages.values()
+            for names in [self._keeping.names[stage.index]]
+        ]
+
     @property
     def events(self) -> list[Event]:
         """What the stages of this process did, newest last."""
@@ -228,11 +330,14 @@ class Run:
 
     def statistics(self) -> list[StageStatistics]:
         """Staleness, bubble, memory and traffic of every stage, on every rank."""
-        return gather_statistics(self._engine, self.method, self._world, self._links)
+        with self._reporting("statistics"):
+            return gather_statistics(self._engine, self.method, self._world, self._links)
 
     def method_statistics(self) -> list[Any]:
         """What the method measured about itself, for every stage, on every rank; empty for most methods."""
-        return sorted((s for part in self._world.gather(self._engine.method_statistics()) for s in part), key=_by_stage)
+        with self._reporting("method_statistics"):
+            parts = self._world.gather(self._engine.method_statistics())
+        return sorted((s for part in parts for s in part), key=_by_stage)
 
     def probe_gradients(
         self,
@@ -257,27 +362,16 @@ class Run:
         A run that is built alike and takes it over with `restore` goes on bit for bit as this one does. Called on all
         ranks after the same batch.
         """
-        return self._under_way()()[1]
+        with self._reporting("state"), self._world.calls.waiting():
+            return self._keeping.under_way()()[1]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where the run was whose `state` this is; nothing may be under way here."""
-        own = copied(dict(state))
-        self._engine.load(own)
-        self._engine.mail.load(own["mail"])
-        self._compensation.load(own["joining"])
+        self._keeping.go_on(copied(dict(state)))
         self._guard.forget()
         # Whoever goes on first must not send to one who has yet to empty its boxes.
-        self._world.gather(None)
-
-    def _under_way(self) -> Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]:
-        """Copies of the weights and the state. Training may go on: the result waits for what is still on the wire."""
-        engine = self._engine
-        cut = engine.mail.cut(link.peer for link in self._links)
-        for link in self._links:
-            link.mark()
-        own = {**engine.state(), "joining": self._compensation.state()}
-        model, state = copied((snapshot.model_state(engine.stages.values(), self._names), own))
-        return lambda: (model, {**state, "mail": cut.wait(engine.mail.failure)})
+        with self._reporting("restore"):
+            self._world.meet()
 
     def save(
         self,
@@ -294,7 +388,8 @@ class Run:
 
         - `exact`: store the batches under way as well, so that a run that loads it goes on bit for bit. Otherwise the
           pipeline is emptied first. Either kind can be loaded into any number of stages, any method and plain PyTorch.
-        - `progress`: plain values that a session wants to find again.
+        - `progress`: plain values that a session wants to find again, those of rank 0; and tensors, from all ranks,
+          which must not change any more.
         - `wait`: until it is in place; otherwise it is written while training goes on, unless memory is short.
         - `landed`: called on rank 0 once it is in place.
 
@@ -302,18 +397,19 @@ class Run:
         """
         # What goes wrong with a checkpoint all ranks know alike: nobody is lost by it, and the caller may go on.
         self.finish_saving()
-        with self._reporting():
+        with self._reporting("save"):
             if not exact:
                 self.flush()
             self._guard.settle()
             self._engine.recorder.pause()
-            part, made = self._state(progress or {}) if exact else self._drained_state(progress or {})
+            part, made = self._keeping.exact(progress or {}) if exact else self._keeping.drained(progress or {})
             if self._aside is None:
                 self._aside = self._world.aside()
                 self._aside.heed(self.failure)
             self._guard.saving(Path(path))
             saving = Saving(Path(path), self._aside, part, made, partial(_in_place, landed, self.batches))
         self._saving = saving
+        opened(self)
         if wait or _memory_is_short():
             self.finish_saving()
         return saving
@@ -322,53 +418,8 @@ class Run:
         """Wait for a checkpoint that is still being written, and raise what went wrong with it; told once."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            saving.wait()
-
-    def _state(self, progress: Mapping[str, Any]) -> Snapshot:
-        """All that is under way."""
-        found, numbers, lost = self._under_way(), random_state(), self._not_finite()
-        made = partial(_exact_checkpoint, self._facts(progress), self._engine.devices[0])
-        return Snapshot(lambda: (*found(), numbers, lost), partial(self._checked, made))
-
-    def _drained_state(self, progress: Mapping[str, Any]) -> Snapshot:
-        part = self._drained_part()
-        return Snapshot(lambda: part, partial(self._checked, partial(_drained, self._facts(progress))))
-
-    def _drained_part(self) -> tuple[Any, ...]:
-        own = snapshot.named(self._engine, self._names, self.plan.starts)
-        return snapshot.Named(*copied(tuple(own))), random_state(), self._not_finite()
-
-    def _facts(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        loop = {
-            **progress,
-            "method": repr(self.method),
-            "split": self.plan.split,
-            "joined": self._compensation.count,
-            "under_way": self._engine.under_way,
-            **self._engine.counters(),
-        }
-        return {"loop": loop, "run": self._identity().model_dump()}
-
-    def _not_finite(self) -> NonFinite | None:
-        """The first weight of this rank that is not finite."""
-        for stage in self._engine.stages.values():
-            try:
-                stage.updater.check_weights()
-            except NonFinite as error:
-                return error
-        return None
-
-    def _checked(self, made: Callable[[Sequence[Any]], Checkpoint], parts: Sequence[Any]) -> Checkpoint:
-        """A checkpoint, unless it is of no use."""
-        for *_, lost in parts:
-            if lost is not None and self._options.checks_finite:
-                raise lost
-            if lost is not None:
-                log.warning("a checkpoint is written although %s", lost.found)
-        return made(parts)
-
-    def _identity(self) -> snapshot.Identity:
-        return snapshot.Identity.of(self.method, self.plan, self._engine.mean_loss, self._optimizer)
+            with self._world.calls.waiting():
+                saving.wait()
 
     def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any]:
         """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters.
@@ -376,105 +427,65 @@ class Run:
         Batches that were under way go on here if method, cut and optimizer are the same; the random numbers of this
         process then continue as well. Otherwise a run like the one that wrote the checkpoint finishes them first.
 
-        **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session.
+        **Returns:** what the checkpoint says of the run that wrote it, with the `progress` of its session: tensors that
+        end in the name of a parameter where that parameter is, others on every rank.
         """
         self.finish_saving()
-        with self._reporting():
+        with self._reporting("load"):
             self.flush()
-            found = self._loaded(Path(path), optimizer)
+            found = self._keeping.take_over(Path(path), optimizer)
         if isinstance(found, Exception):
             raise found
-        return found
-
-    def _loaded(self, path: Path, optimizer: bool) -> dict[str, Any] | Exception:
-        """What the checkpoint says, or what is wrong with it, on every rank alike."""
-        world, engine = self._world, self._engine
-        names = {name for part in self._names.values() for name in part.values()}
-        ranks = world.gather((names, set(engine.stations), engine.leads))
-        shares: list[Any] | None = None
-        if world.rank == 0:
-            try:
-                with snapshot.tolerating(path):
-                    shares = self._shares(path, ranks, optimizer)
-            except (UnlatchError, OSError) as error:
-                shares = [error] * world.size
-        mine = world.share_out(shares)
-        if isinstance(mine, Exception):
-            return mine
-        content, state, saved = mine
-        problem: UnlatchError | None = None
-        try:
-            with snapshot.tolerating(path):
-                self._take_over(path, content, state, saved, optimizer)
-        except UnlatchError as error:
-            problem = error
-        wrong = [found for found in world.gather(problem) if found is not None]
-        return wrong[0] if wrong else dict(saved.loop.model_dump())
-
-    def _shares(self, path: Path, ranks: list[Any], optimizer: bool) -> list[Any]:
-        """For each rank what it takes over: tensors by name, or what was under way."""
-        content, saved = snapshot.read(path)
-        snapshot.compare_names(path, {name for names, *_ in ranks for name in names}, set(content.model))
-        brief = saved.model_copy(update={"exact": None})
-        if saved.exact is not None:
-            assert saved.run is not None
-            if optimizer:
-                snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
-            state = unpacked(content)
-            if optimizer and saved.run.matches(self._identity()):
-                return [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
-            if optimizer or saved.run.optimizer == self._optimizer:
-                content, brief = self._drained(path, state, saved)
-        return [(snapshot.only_for(content, names, stations), None, brief) for names, stations, _ in ranks]
-
-    def _drained(
-        self, path: Path, state: Mapping[str, Any], saved: snapshot.Saved
-    ) -> tuple[Checkpoint, snapshot.Saved]:
-        """Finish what is under way in a run like the one that it is from."""
-        assert saved.run is not None
-        again = self._rebuild(*saved.run.made(path))
-        again.restore(state)
-        again.flush()
-        loop = {**saved.loop.model_dump(), **again._engine.counters()}
-        content = _drained({"loop": loop}, [again._drained_part()])
-        return content, snapshot.Saved.model_validate(content.state)
-
-    def _take_over(self, path: Path, content: Any, state: Any, saved: snapshot.Saved, optimizer: bool) -> None:
         self._guard.forget()
-        if state is None:
-            args = (content, saved, self._engine, self._names, self.plan.starts, optimizer)
-            snapshot.load_named(path, *args)
-            return
-        self._engine.load(state)
-        self._engine.mail.load(state["mail"])
-        self._compensation.load(state["joining"])
-        if self._world.rank < len(saved.random):
-            restore_random(saved.random[self._world.rank])
+        return found
 
     # ------------------------------------------------------------------- end
 
     def request_stop(self, number: int) -> None:
-        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came."""
+        """Ask the session of this run, on all ranks, to end in good order, because signal `number` came.
+
+        **Arguments:** `number`: 0 if it is the session's own wish.
+        """
         if self._health is not None:
             self._health.ask_to_stop(number)
         self._asked = number
 
     def stop_requested(self) -> int | None:
         """The signal for which some rank was asked to end, if any was; others know it within a second or so."""
-        return self._asked or (self._health.asked_to_stop() if self._health is not None else None)
+        if self._asked is not None or self._health is None:
+            return self._asked
+        return self._health.asked_to_stop()
 
     def failure(self) -> UnlatchError | None:
         """Why this rank cannot go on, if it cannot."""
         return self._engine.mail.failure()
 
     def close(self) -> None:
-        """Finish what is being saved and take leave of the other ranks. Called by the context manager."""
+        """Finish what is being saved and take leave of the other ranks.
+
+        Called by the context manager, and at the end of the program where nobody else does.
+        """
         try:
             self.finish_saving()
         finally:
             self._leave()
 
+    def end(self, error: BaseException | None = None) -> None:
+        """Close at the end of the program; after an error the others are told of it first."""
+        if error is not None:
+            self._say_why(error)
+            self._leave()
+            if isinstance(error, PeerLost):
+                # Launchers take the first process that ends for the cause.
+                time.sleep(_ECHO)
+            return
+        try:
+            self.close()
+        except (OSError, UnlatchError) as problem:
+            log.error("the last checkpoint could not be written: %s", problem)
+
     def _leave(self) -> None:
+        ended(self)
         # Signs of life are given, and others watched, until all links are closed.
         for link in self._links:
             link.close()
@@ -491,22 +502,33 @@ class Run:
         # A session that was interrupted has ended on all ranks alike.
         if kind is None or issubclass(kind, Interrupted):
             self.close()
-        elif self._health is not None:
-            self._health.leave_note(_first_line(error))
+        elif error is not None:
+            self._say_why(error)
 
     @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Before an error leaves this rank, tell the others what it was."""
+    def _reporting(self, call: str) -> Iterator[None]:
+        """Around a method that is called on every rank: before an error leaves this one, tell the others what it was.
+
+        **Arguments:** `call`: the name of the method.
+        """
         try:
-            try:
-                yield
-            except Voided:
-                # The others stop; it found this rank where nothing can be done again.
-                raise self._guard.alarm() or StageFailed("all ranks went back while this one was evaluating") from None
+            with self._world.calls.of(call):
+                try:
+                    yield
+                except Voided:
+                    # The others stop; it found this rank where nothing can be done again.
+                    why = self._guard.alarm() or StageFailed("all ranks went back while this one was evaluating")
+                    raise why from None
+                except TransportError as error:
+                    # A message that nobody expects may come from a rank that does something else.
+                    raise (self._health.out_of_step() if self._health is not None else None) or error from None
         except BaseException as error:
-            if self._health is not None:
-                self._health.leave_note(_first_line(error))
+            self._say_why(error)
             raise
+
+    def _say_why(self, error: BaseException) -> None:
+        if self._health is not None:
+            self._health.leave_note(_first_line(error))
 
 
 def _memory_is_short() -> bool:
@@ -527,13 +549,3 @@ def _by_stage(measured: Any) -> int:
 def _first_line(error: BaseException | None) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any]) -> Checkpoint:
-    model = {name: t for own, *_ in parts for name, t in own.items()}
-    state = whole([state for _, state, *_ in parts], leader)
-    return packed(model, state, {**facts, "random": [numbers for *_, numbers, _ in parts]})
-
-
-def _drained(facts: Mapping[str, Any], parts: Sequence[Any]) -> Checkpoint:
-    return snapshot.merged([own for own, *_ in parts], {**facts, "random": [numbers for *_, numbers, _ in parts]})

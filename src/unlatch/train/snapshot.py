@@ -82,7 +82,7 @@ class Identity(_Strict):
             options = None
         described = json.loads(json.dumps(plan_to_json(plan)))
         return cls(
-            method=method.name,
+            method=method.address,
             options=options,
             text=_in_full(method),
             plan=described,
@@ -118,7 +118,7 @@ def _in_full(method: Method) -> str:
     """A method with all its options, those included that it does not show."""
     # Functions are shown with their address, which is another one in each process.
     shown = (f"{name}={re.sub(' at 0x[0-9a-f]+', '', repr(value))}" for name, value in method.arguments.items())
-    return f"{method.name}({', '.join(shown)})"
+    return f"{method.address}({', '.join(shown)})"
 
 
 class _Loop(BaseModel):

@@ -17,7 +17,7 @@ from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
 from ..runtime.faulty import break_engine, check_faults
-from ..schedule import OUTSIDE, Schedule, steady_buffers
+from ..schedule import OUTSIDE, Schedule, WholeNorm, steady_buffers
 from ..transport.faults import Faults
 from ..transport.faulty_link import FaultyLink
 from ..transport.link import Link
@@ -51,6 +51,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     """Build the engine of this rank and its links to the ranks that it exchanges messages with."""
     world = blueprint.world
     schedule = method.program(blueprint)
+    if blueprint.options.clips_whole_norm and schedule.flushes and blueprint.stages > 1:
+        schedule = WholeNorm(schedule)
     devices = [blueprint.ranks[device] for device in method.placement(blueprint)]
     if schedule.stations != len(devices):
         raise ScheduleError(
@@ -63,7 +65,11 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     def forward_to(message: Message) -> None:
         links[devices[message.stage]].send(message)
 
-    mail = Mail({station for station, rank in enumerate(devices) if rank == world.rank}, forward_to=forward_to)
+    mail = Mail(
+        {station for station, rank in enumerate(devices) if rank == world.rank},
+        forward_to=forward_to,
+        calls=world.calls,
+    )
     for one, parts, accumulate in ((schedule, blueprint.microbatches, blueprint.accumulate), (evaluation, 1, 1)):
         mail.allow(_checked_room(one, parts, accumulate))
     engine = Engine(

@@ -2,7 +2,8 @@
 
 A dead peer closes its sockets, which the transport notices at once; a stopped one does not, which is what heartbeats
 are for. A rank that fails leaves a note, so that the others can name the culprit instead of reporting a broken socket.
-One that has closed its run says so in its last heartbeat, and is not missed.
+One that has closed its run says so in its last heartbeat, and is not missed. A heartbeat also says which methods of the
+run were called, so that ranks that wait for each other in different ones find it out.
 
 Two threads: one does what must be done at the store (`Clerk`), the other waits for it and judges. So a store that does
 not answer, because its host is down or cut off, is noticed like a rank that gives no sign of life.
@@ -15,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..errors import PeerLost
+from ..errors import OutOfStep, PeerLost, UnlatchError
+from .calls import CallReport, Calls, first_difference, out_of_step
 from .notes import Notary, Note
 from .store import Clerk, Store, connect_store, fetch, store_address
 
@@ -32,18 +34,21 @@ _PATIENCE = 30.0
 # Seconds in which last words are written, and those of others looked for.
 _LAST_WORDS, _SEARCH = 5.0, 1.0
 _MOST_TEXT = 1000
+# Seconds between two heartbeats, at most.
+_INTERVAL = 1.0
 # What is in a note, by what it is about.
-_BEAT = {"rank": int, "count": int, "leaves": bool}
+_BEAT = {"rank": int, "count": int, "leaves": bool, "calls": int, "recent": list, "waits": bool}
 _FAILURE = {"rank": int, "text": str}
 _STOP = {"rank": int, "signal": int}
 
 
 @dataclass
 class _Sign:
-    """The newest heartbeat of a rank that was seen, and when."""
+    """The newest heartbeat of a rank that was seen, when, and what it said of its calls."""
 
     count: int
     at: float
+    calls: CallReport = field(default_factory=CallReport)
 
 
 class Health:
@@ -68,7 +73,7 @@ class Health:
         rank: int,
         ranks: int,
         describe: Callable[[int], str] = lambda rank: "starting",
-        on_loss: Callable[[PeerLost], None] | None = None,
+        on_loss: Callable[[UnlatchError], None] | None = None,
         stall_limit: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -77,13 +82,15 @@ class Health:
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self.describe = describe
+        #: What is called on this rank.
+        self.calls = Calls()
         self._place = f"unlatch/{run}"
         self._listeners = [on_loss] if on_loss is not None else []
         self._limit = stall_limit
         self._start_limit = max(stall_limit, start_limit or 0.0)
         self._clock = clock
         self._notary = Notary(secret)
-        self._failure: PeerLost | None = None
+        self._failure: UnlatchError | None = None
         self._told = threading.Lock()
         self._wish: int | None = None
         self._beats = 0
@@ -104,20 +111,21 @@ class Health:
         """From now on sign notes with `secret`, and believe those that are signed with it."""
         self._notary.secret = secret
 
-    def report_to(self, listener: Callable[[PeerLost], None]) -> None:
-        """Call `listener` too when a rank is lost, at once if that has happened already."""
+    def report_to(self, listener: Callable[[UnlatchError], None]) -> None:
+        """Call `listener` too when waiting is in vain, at once if that is known already."""
         with self._told:
             self._listeners.append(listener)
             if self._failure is not None:
                 listener(self._failure)
 
-    def failure(self) -> PeerLost | None:
-        """Who was lost, if anybody was."""
+    def failure(self) -> UnlatchError | None:
+        """Why it is in vain to wait for the others, if it is: who was lost, or who calls something else."""
         return self._failure
 
     def leave_note(self, text: str) -> None:
         """Tell the others why this rank is about to stop; it is not watched nor does it watch any more."""
-        if self._clerk is None:
+        if self._clerk is None or self._stop.is_set():
+            # There is nobody to tell, or all was said.
             return
         note = {"rank": self.rank, "text": text[:_MOST_TEXT]}
         self._ask(lambda store: self._be_first(store, "failure", note, _FAILURE), _LAST_WORDS)
@@ -140,15 +148,24 @@ class Health:
     def departure(self, peer: int) -> PeerLost:
         """The error to raise when something is expected of `peer` after it took its leave."""
         note = self._ask(self._last_words, _SEARCH)
-        if note is not None:
-            return self._quote(note)
-        return PeerLost(
-            f"rank {peer} ({self.describe(peer)}) has closed its run while rank {self.rank} still waits for it: call "
-            "step, flush, fit and evaluate equally often on every rank"
-        )
+        return self._quote(note) if note is not None else self._departed(peer, "for it")
+
+    def out_of_step(self) -> OutOfStep | None:
+        """The first call that not all ranks have in common, if they say so within a second or so."""
+        deadline = time.monotonic() + _SEARCH + _INTERVAL
+        while (left := deadline - time.monotonic()) > 0:
+            if (found := self._ask(self._round, left)) is not None:
+                told = {rank: _calls(beat) for rank, beat in found[0].items() if beat is not None}
+                if (difference := first_difference({self.rank: self.calls.report(), **told})) is not None:
+                    return out_of_step(difference, self.describe)
+            time.sleep(_INTERVAL / 4)
+        return None
 
     def ask_to_stop(self, number: int) -> None:
-        """Ask all ranks to end the run in good order, because signal `number` came; safe in a signal handler."""
+        """Ask all ranks to end the run in good order, because signal `number` came; safe in a signal handler.
+
+        **Arguments:** `number`: 0 if it is the session's own wish.
+        """
         # Passed on in the next round: a handler may interrupt anything, so it must not wait for a lock.
         self._wish = number
 
@@ -191,8 +208,10 @@ class Health:
 
     def _beat(self, store: Store, *, leaves: bool = False) -> None:
         self._beats += 1
-        place = f"{self._place}/beat/{self.rank}"
-        store.set(place, self._notary.write(place, {"rank": self.rank, "count": self._beats, "leaves": leaves}))
+        place, calls = f"{self._place}/beat/{self.rank}", self.calls.report()
+        told = {"calls": calls.count, "recent": calls.recent, "waits": calls.waits}
+        note = {"rank": self.rank, "count": self._beats, "leaves": leaves, **told}
+        store.set(place, self._notary.write(place, note))
 
     def _last_words(self, store: Store) -> Note | None:
         return self._read(store, "failure", _FAILURE)
@@ -202,7 +221,7 @@ class Health:
         self._beat(store)
         if self._wish is not None:
             self._be_first(store, "stop", {"rank": self.rank, "signal": self._wish}, _STOP)
-        elif (request := self._read(store, "stop", _STOP)) is not None and 0 < request["signal"] < 128:
+        elif (request := self._read(store, "stop", _STOP)) is not None and 0 <= request["signal"] < 128:
             self._wish = request["signal"]
         others = [rank for rank in range(self.ranks) if rank != self.rank and rank not in self._left]
         beats = {rank: self._read(store, f"beat/{rank}", _BEAT, unsigned=True) for rank in others}
@@ -223,7 +242,7 @@ class Health:
             self._clerk.close(0.0 if self._cut_off else _LAST_WORDS)
 
     def _watch_rounds(self, clerk: Clerk) -> None:
-        interval = min(1.0, self._limit / 4)
+        interval = min(_INTERVAL, self._limit / 4)
         answered = looked = self._clock()
         under_way: Future[tuple[dict[int, Note | None], Note | None]] | None = None
         while True:
@@ -266,7 +285,7 @@ class Health:
             sign = self._signs.setdefault(rank, _Sign(0, now))
             # Only a higher count is news: an old note may have been written there again.
             if beat is not None and beat["count"] > sign.count:
-                self._signs[rank] = _Sign(beat["count"], now)
+                self._signs[rank] = _Sign(beat["count"], now, _calls(beat))
                 if beat["leaves"]:
                     self._left.add(rank)
             elif sign.count == 0 and now - sign.at > self._start_limit:
@@ -279,6 +298,7 @@ class Health:
                     )
                 )
                 return
+        self._compare_calls()
         if never_came:
             who = ", ".join(f"rank {rank} ({self.describe(rank)})" for rank in never_came)
             self._tell(
@@ -287,6 +307,32 @@ class Health:
                     f"started, and whether it reaches {_where()}. UNLATCH_START_LIMIT allows more seconds."
                 )
             )
+
+    def _compare_calls(self) -> None:
+        """Tell if this rank waits in a call that another one never makes, or all wait for each other in different ones.
+
+        One that waits for long may do so with good reason, and so may all of them while messages are on the wire: only
+        what they have called shows that it is in vain.
+        """
+        own = self.calls.report()
+        if not own.waits:
+            return
+        others = {rank: sign.calls for rank, sign in self._signs.items()}
+        for rank in self._left:
+            if others[rank].count < own.count:
+                last = f"{others[rank].recent[-1]}, call {others[rank].count}" if others[rank].recent else "none"
+                self._tell(self._departed(rank, f"in {own.recent[-1]}, call {own.count} here (its last was {last})"))
+                return
+        if all(calls.waits for rank, calls in others.items() if rank not in self._left):
+            difference = first_difference({self.rank: own, **others})
+            if difference is not None:
+                self._tell(out_of_step(difference, self.describe))
+
+    def _departed(self, peer: int, where: str) -> PeerLost:
+        return PeerLost(
+            f"rank {peer} ({self.describe(peer)}) has closed its run while rank {self.rank} still waits {where}: call "
+            "the methods of a run equally often on every rank"
+        )
 
     def _quote(self, note: Note) -> PeerLost:
         return PeerLost(f"rank {note['rank']} ({self.describe(note['rank'])}) stopped: {note['text']}")
@@ -298,12 +344,16 @@ class Health:
             f"out of reach ({why})"
         )
 
-    def _tell(self, error: PeerLost) -> None:
+    def _tell(self, error: UnlatchError) -> None:
         with self._told:
             if self._failure is None:
                 self._failure = error
                 for listener in self._listeners:
                     listener(error)
+
+
+def _calls(beat: Note) -> CallReport:
+    return CallReport(beat["calls"], tuple(str(name) for name in beat["recent"]), beat["waits"])
 
 
 def _where() -> str:

@@ -24,6 +24,7 @@ from ..io.space import bytes_text
 from .forwarding import Forwarding
 from .meeting import START_LIMIT
 from .memory import TAKES_LESS, most_held
+from .parcel import pack, starting_interpreters
 from .rank import Place, serve
 from .restarts import Attempts
 from .signals import REQUESTS
@@ -46,8 +47,9 @@ def launch(
 ) -> list[Any]:
     """Run `fn(*args)` on `processes` local ranks with a gloo process group, and return their results by rank.
 
-    The function and its arguments travel to fresh interpreters, so `fn` must be importable: define it at the top level
-    of a module and call `launch` under `if __name__ == "__main__":`.
+    The function and its arguments travel to fresh interpreters: by name if these can import it, so a script calls
+    `launch` under `if __name__ == "__main__":`; else as it is (from a notebook, a lambda, a function in a function),
+    which needs the extra `notebook`. So do results and errors on their way back.
 
     SIGTERM and SIGINT go to the ranks, where a `Trainer` writes its checkpoint first; see `Ranks.run`.
 
@@ -108,7 +110,7 @@ class Ranks:
         bound = threading.current_thread() is threading.main_thread()
         # It starts with the first child otherwise, and lets signals through again.
         resource_tracker.ensure_running()
-        with self._forwarding.undisturbed():
+        with self._forwarding.undisturbed(), starting_interpreters():
             for rank in range(self._processes):
                 ours, theirs = context.Pipe()
                 place = Place(
@@ -168,7 +170,7 @@ class Ranks:
         outcome = _Outcome()
         for rank, pipe in enumerate(self._pipes):
             try:
-                pipe.send(job)
+                pipe.send_bytes(pack(job))
             except (BrokenPipeError, OSError):
                 outcome.failures.append(self._loss(rank))
                 return outcome

@@ -96,8 +96,9 @@ class Link:
         self._await(receiver, timeout)
 
     def _await(self, thread: threading.Thread, seconds: float) -> None:
-        """Wait for a thread to end, but not for a peer that is lost."""
+        """Wait for a thread to end, but hardly for a peer that is lost: it may still listen."""
         deadline = time.monotonic() + seconds
+        thread.join(0.1)
         while thread.is_alive() and time.monotonic() < deadline and self._mail.failure() is None:
             thread.join(0.1)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import TransportError, UnlatchError
 from ..nn.tree import copied, tree_bytes
+from .calls import Calls
 
 __all__ = [
     "ACK",
@@ -167,10 +168,17 @@ class Mail:
 
     - `stages`: the stages that live here.
     - `forward_to`: called with messages for any other.
+    - `calls`: told while somebody waits here.
     """
 
-    def __init__(self, stages: Container[int], forward_to: Callable[[Message], None] | None = None) -> None:
+    def __init__(
+        self,
+        stages: Container[int],
+        forward_to: Callable[[Message], None] | None = None,
+        calls: Calls | None = None,
+    ) -> None:
         self.stages = stages
+        self._calls = calls or Calls()
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
         self._boxes: dict[tuple[str, int], deque[_Boxed]] = {}
@@ -218,17 +226,24 @@ class Mail:
     def peek(self, kind: str, stage: int) -> Message:
         """The next message of a box, left there; waits for it."""
         with self._arrival:
-            while True:
-                box = self._boxes.get((kind, stage))
-                if box:
-                    return box[0].message
-                error = self._failure or self._ended.get((kind, stage))
-                if error is not None:
-                    raise error
-                if self._voided_by:
-                    raise Voided
-                # A bounded wait keeps Ctrl-C and failure notices responsive.
-                self._arrival.wait(timeout=1.0)
+            message = self._next(kind, stage)
+            if message is None:
+                with self._calls.waiting():
+                    while (message := self._next(kind, stage)) is None:
+                        # A bounded wait keeps Ctrl-C and failure notices responsive.
+                        self._arrival.wait(timeout=1.0)
+            return message
+
+    def _next(self, kind: str, stage: int) -> Message | None:
+        """The next message of a box if it is there; raises why none will come."""
+        if box := self._boxes.get((kind, stage)):
+            return box[0].message
+        error = self._failure or self._ended.get((kind, stage))
+        if error is not None:
+            raise error
+        if self._voided_by:
+            raise Voided
+        return None
 
     def take(self, kind: str, stage: int, micro: Micro | None = None) -> Message:
         """The next message of a box, removed; waits for it and refuses one about another micro-batch."""

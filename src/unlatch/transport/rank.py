@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -20,8 +20,10 @@ import psutil
 import torch
 
 from ..errors import ConfigError, Interrupted, PeerLost, StageFailed
+from .ending import end_all
 from .meeting import join_group
 from .notes import SECRET
+from .parcel import survives
 from .reports import open_line, report
 from .signals import REQUESTS
 from .store import connect_store
@@ -56,6 +58,8 @@ class Place:
 def serve(line: Connection, place: Place) -> None:
     """Be a rank, until the launcher has nothing more to run or a job fails."""
     faulthandler.enable()
+    # The launcher's way to start this process is none of user code: a DataLoader forks its workers, as in any program.
+    multiprocessing.set_start_method(None, force=True)
     _leave_signals_to_the_parent()
     _end_with(place.parent, place.bound)
     torch.set_num_threads(place.threads)
@@ -115,6 +119,7 @@ def _work(line: Connection, rank: int) -> int:
         os.environ["UNLATCH_RESTARTS"] = str(restarts)
         try:
             result = fn(*args)
+            end_all()
         except BaseException as error:
             report("failed", _portable(error), "".join(traceback.format_exception(error)))
             return error.number + 128 if isinstance(error, Interrupted) else 1
@@ -127,11 +132,7 @@ def _work(line: Connection, rank: int) -> int:
 
 def _portable(error: BaseException) -> BaseException:
     """The error itself if it survives the trip to the parent, else one of the same text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return StageFailed(f"{type(error).__name__}: {error}")
-    return error
+    return error if survives(error) else StageFailed(f"{type(error).__name__}: {error}")
 
 
 def _leave_signals_to_the_parent() -> None:

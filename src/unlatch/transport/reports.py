@@ -11,6 +11,8 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from .parcel import pack
+
 __all__ = ["open_line", "report", "report_progress"]
 
 _line: Connection | None = None
@@ -27,8 +29,9 @@ def open_line(line: Connection) -> None:
 def report(kind: str, *what: Any) -> None:
     """Tell the launcher, if there is one and it still listens."""
     if _line is not None:
+        parcel = pack((kind, *what))
         with _lock, contextlib.suppress(OSError):
-            _line.send((kind, *what))
+            _line.send_bytes(parcel)
 
 
 def report_progress(step: int) -> None:

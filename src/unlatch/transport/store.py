@@ -80,6 +80,7 @@ class Clerk:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._closed = False
         self._errands: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="unlatch-store", daemon=True)
         self._thread.start()
@@ -87,7 +88,10 @@ class Clerk:
     def ask(self, errand: Callable[[Store], T]) -> Future[T]:
         """Have `errand` done after all earlier ones; whoever needs the result decides how long to wait for it."""
         answer: Future[T] = Future()
-        self._errands.put((errand, answer))
+        if self._closed:
+            answer.set_exception(RuntimeError("nobody goes to the store any more"))
+        else:
+            self._errands.put((errand, answer))
         return answer
 
     def close(self, patience: float = 0.0) -> None:
@@ -95,6 +99,7 @@ class Clerk:
 
         **Arguments:** `patience`: seconds to wait for that.
         """
+        self._closed = True
         self._errands.put(None)
         self._thread.join(patience)
 

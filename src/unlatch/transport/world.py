@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
+from .calls import Calls, out_of_step
 from .health import Health
 from .meeting import join_group, start_limit, start_name
 from .notes import SECRET
@@ -28,6 +30,8 @@ T = TypeVar("T")
 _PATIENCE = timedelta(days=7)
 # All ranks make their worlds in the same order.
 _numbers = itertools.count()
+# Bytes of the name of a call.
+_NAME = 32
 
 
 class World:
@@ -42,6 +46,8 @@ class World:
     def __init__(self, group: dist.ProcessGroup | None = None, health: Health | None = None) -> None:
         self.group = group
         self.health = health
+        #: What is called here; an exchange is part of what is under way.
+        self.calls = health.calls if health is not None else Calls()
         self.rank = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
         self._alarm: Alarm = health.failure if health is not None else lambda: None
@@ -90,12 +96,37 @@ class World:
 
     def aside(self) -> World:
         """The same ranks with connections of their own, for exchanges on another thread. Made by all ranks together."""
-        other = World(_new_group(self._alarm) if self.group is not None else None)
+        self.meet()
+        with self.calls.waiting():
+            other = World(_new_group(self._alarm) if self.group is not None else None)
         other.heed(self._alarm)
         return other
 
+    def meet(self) -> None:
+        """Wait until all ranks have come here, in the same call."""
+        if self.group is not None:
+            self._together(lambda: None)
+
     def _together(self, work: Callable[[], None]) -> None:
-        together(work, self._alarm)
+        call = self.calls.now
+
+        def in_step() -> None:
+            self._call_roll(call)
+            work()
+
+        with self.calls.waiting():
+            together(in_step, self._alarm)
+
+    def _call_roll(self, call: str) -> None:
+        """Do all ranks mean the same exchange? One that meets another's would bring garbage or break connections."""
+        if self.health is None:
+            return
+        name = torch.frombuffer(bytearray(call.encode()[:_NAME].ljust(_NAME)), dtype=torch.uint8)
+        names = [torch.empty_like(name) for _ in range(self.size)]
+        dist.all_gather(names, name, group=self.group)
+        told = {rank: bytes(found.tolist()).decode().strip() for rank, found in enumerate(names)}
+        if len(set(told.values())) > 1:
+            raise out_of_step(told, self.health.describe)
 
     @contextmanager
     def telling_of_errors(self) -> Iterator[None]:

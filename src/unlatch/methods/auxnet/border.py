@@ -17,7 +17,7 @@ from ...schedule import Schedule, Workload
 from ..costs import stage_costs
 from ..local import Local
 from ..local.networks import Networks
-from ..options import AtLeast, Whole
+from ..options import Whole, at_least
 from .mismatch import BorderRule
 from .probe import GradientProbe
 from .report import MEASURES, border_metrics, border_summary
@@ -26,7 +26,7 @@ from .workload import Extras, border_workload
 
 __all__ = ["BorderMethod"]
 
-NotNegative: TypeAlias = Annotated[int, AtLeast(0)]
+NotNegative: TypeAlias = Annotated[int, at_least(0)]
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,7 @@ class BorderMethod(Local):
                 )
             probe = GradientProbe(stages)
         networks = Networks(self.name, blueprint)
+        networks.require_single_tensors()
         if self.border_norm:
             networks.warn_of_single_vectors()
         return self._stations(networks, stages, probe)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
+from ...rules.losses import measured
 from ...runtime.stage import Stage
 from ...transport.mail import Micro
 from ..local.statistics import MOST_RECORDS
@@ -25,7 +26,7 @@ def serial_gradients(stages: Sequence[Stage], micro: Micro, raw: Raw) -> list[li
     for stage in stages:
         with replayable(stage.options.seed, stage.index, micro.id), frozen_statistics(stage.module):
             x = stage.module(x)
-    loss = stages[-1].options.loss_fn(x, raw.y)
+    loss, _ = measured(stages[-1].options.loss_fn(x, raw.y))
     wanted = [p for stage in stages for p in stage.params]
     found = iter(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
     return [[next(found) for _ in stage.params] for stage in stages]

@@ -16,6 +16,7 @@ from ...errors import ConfigError, DataError
 from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...nn.tree import flatten, map_tensors
+from ...rules.losses import measured
 from ...runtime.passes import autocast
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
@@ -287,7 +288,7 @@ class BorderStation(Station):
         if grads:
             torch._foreach_mul_(grads, 1.0 - share)
         with replayable(options.seed, stage.index + _ECHO_STREAM, heard.id), autocast(options.precision):
-            loss = options.loss_fn(stage.module(x), raw.y)
+            loss, _ = measured(options.loss_fn(stage.module(x), raw.y))
         torch.autograd.backward(share * loss)
         return ()
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
-from scipy.sparse import coo_array
 
+from ...lookup import import_extra
 from ...plan.layer_costs import LayerCost, as_chain
 from ...plan.layerpipe import PlannedTasks, assemble
 from ...plan.tasks import Item, chain_items, check_mode
@@ -87,10 +87,11 @@ def _solve(items: Sequence[Item], devices: int, known: float, time_limit: float)
     return homes, bound
 
 
-def _minimise(
-    sizes: Vector, counts: Vector, devices: int, known: float, least: float, time_limit: float
-) -> OptimizeResult:
+def _minimise(sizes: Vector, counts: Vector, devices: int, known: float, least: float, time_limit: float) -> Any:
     """Unknowns: how many items of each size on each device (the last size is the pool), then the largest load."""
+    what = "a placement that is proven best"
+    solver = import_extra("scipy.optimize", "layerpipe", what)
+    coo_array = import_extra("scipy.sparse", "layerpipe", what).coo_array
     kinds, last = len(sizes), len(sizes) * devices
     kind, place = np.divmod(np.arange(last), devices)
     once = coo_array((np.ones(last), (kind, np.arange(last))), shape=(kinds, last + 1))
@@ -101,14 +102,16 @@ def _minimise(
     falling = np.zeros((devices - 1, last + 1))
     for p in range(devices - 1):
         falling[p, :last] = sizes[kind] * ((place == p + 1).astype(float) - (place == p))
-    return milp(
+    return solver.milp(
         np.eye(1, last + 1, last)[0],
         integrality=np.append(kind < kinds - 1, False).astype(int),
-        bounds=Bounds(np.append(np.zeros(last), least * (1 - 1e-9)), np.append(counts[kind], known * (1 + 1e-9))),
+        bounds=solver.Bounds(
+            np.append(np.zeros(last), least * (1 - 1e-9)), np.append(counts[kind], known * (1 + 1e-9))
+        ),
         constraints=[
-            LinearConstraint(once, counts, counts),
-            LinearConstraint(loads, -math.inf, 0),
-            LinearConstraint(falling, -math.inf, 0),
+            solver.LinearConstraint(once, counts, counts),
+            solver.LinearConstraint(loads, -math.inf, 0),
+            solver.LinearConstraint(falling, -math.inf, 0),
         ],
         options={"time_limit": time_limit, "mip_rel_gap": 1e-9},
     )

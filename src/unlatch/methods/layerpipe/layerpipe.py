@@ -25,7 +25,7 @@ from ...schedule import Schedule, split_rounds, ticked
 from ...schedule.channel import FREE, Channel
 from ...schedule.simulation import Costed
 from ..base import Delayed, Method, register
-from ..options import AtLeast
+from ..options import at_least
 from .entries import TaskLayout
 from .layers import GraphAway, GraphHome, Home, LinearAway, LinearHome, WholeHome
 from .planner import LayerPipePlanner
@@ -62,7 +62,7 @@ class LayerPipe(Delayed):
 
     mode: Literal["divisible", "atomic", "factor", "stages"] = "divisible"
     weights: Literal["stash", "latest", "average"] = "stash"
-    extra_delay: Annotated[int, AtLeast(0)] = 0
+    extra_delay: Annotated[int, at_least(0)] = 0
     split_backward: bool = False
     costs: str | tuple[LayerCost, ...] | None = None
     delays: tuple[int, ...] = ()
@@ -92,6 +92,11 @@ class LayerPipe(Delayed):
 
     def lateness(self, stages: int) -> tuple[int, ...]:
         return self.delays or super().lateness(stages)
+
+    @property
+    def call(self) -> str:
+        # Delays are those of a plan, not the caller's.
+        return super(LayerPipe, replace(self, delays=())).call
 
     def crossed(self, stages: int) -> list[int]:
         # The moving average stands in for the weights of the input gradient, which has no extra delay.
@@ -162,9 +167,12 @@ class _Building:
         kinds = layer_kinds(self.plan.tasks, [found is not None for found in self.maps])
         for task in self.plan.tasks:
             if task.kind == "D" and task.fraction != 1 and self.maps[task.layer] is None:
+                why = "only a linear map with an elementwise function allows"
+                if precision != "fp32":
+                    why = f"precision={precision!r} does not allow, since there autograd has to keep track of dtypes"
                 raise PlanError(
                     f"the input gradient of layer {task.layer} ({self.plan.blocks[self.plan.starts[task.layer]]}) is "
-                    "shared by rows, which only a linear map with an elementwise function allows: use mode='atomic'"
+                    f"shared by rows, which {why}: use mode='atomic'"
                 )
         factors = [found is not None and found.function is not None for found in self.maps]
         self.flow = Dataflow(self.plan.tasks, len(self.maps), kinds, factors)
@@ -188,7 +196,7 @@ class _Building:
 
     def _module(self, layer: int) -> StageChain:
         start, end = self.plan.spans[layer]
-        return StageChain(self.blueprint.blocks[start:end])
+        return StageChain(self.blueprint.blocks[start:end], self.blueprint.model)
 
     def _reach(self, layer: int) -> int:
         """Slots between the forward and the use of its weights in a gradient."""

@@ -99,8 +99,7 @@ class Home(Stage):
         for p, g in zip(self.params, gradients, strict=True):
             if g is not None:
                 p.grad = g if p.grad is None else p.grad.add_(g)
-        if micro.index == micro.count - 1:
-            self._batches += 1
+        self._collected(micro)
         self._awaited.remove(micro.id)
         self._clear(micro)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...errors import ConfigError
 from ...plan.layerpipe import PlannedTasks, plan_layerpipe
 from ...schedule.channel import FREE
+from ...table import Table
 from ..planner import Placement, Planner, PlanRequest, figures, number
 from .exact import plan_exact
 from .list_schedule import plan_list
@@ -54,7 +55,8 @@ def _lines(planned: PlannedTasks) -> list[str]:
     for kind, layer, device, fraction, slot in planned.tasks:
         share = "" if fraction == 1 else f" x {float(fraction):.3g}"
         by_device.setdefault(device, []).append(f"{kind}({layer}){share} slot {slot}")
-    lines = [f"{'device':>6}  {'load':>10}  work"]
-    for device, tasks in sorted(by_device.items()):
-        lines.append(f"{device:>6}  {number(float(planned.loads[device])):>10}  {', '.join(tasks)}")
-    return [*lines, *figures(planned.to_json())]
+    rows = [
+        (str(device), number(float(planned.loads[device])), ", ".join(tasks))
+        for device, tasks in sorted(by_device.items())
+    ]
+    return [*Table(("device", "load", "work"), rows, left=(2,)).lines(), *figures(planned.to_json())]

@@ -201,8 +201,7 @@ class TaskStation(Station):
         if not home.last:
             gradient = self._derivative(layer, home.loss_gradient(micro, outputs, target), outputs)
             made[f"grad/{layer}/{self.device}"] = _Made(gradient)
-        assert home.loss is not None
-        self.losses[micro.id] = home.loss
+        self.note_loss(micro)
         return made
 
     def _derivative(self, layer: int, gradient: Gradients, outputs: Tree) -> Gradients:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import ConfigError
 from ...nn.auxiliary import measure_blocks, parallel_copy
+from ...nn.carry import Carrier
 from ...nn.chain import Block
+from ...nn.tree import Tree, flatten
 from ...plan.layer_costs import LayerCost
 from ...runtime.blueprint import Blueprint
 from ..base import register
@@ -41,6 +43,8 @@ class AugLocal(DGL):
 
     name = "auglocal"
     summary = "dgl whose heads are later layers of the network, fewer from stage to stage"
+    # Later layers may need more: a mask, what an earlier block remembered, a weight of an earlier stage.
+    heads_see_state = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +75,7 @@ class AugLocal(DGL):
         return lambda border, output: _with_own_weights(later)
 
 
-def later_blocks(blocks: Sequence[Block], states: Sequence[Tensor], keeping: int) -> list[nn.Module]:
+def later_blocks(blocks: Sequence[Block], states: Sequence[Tree], keeping: int) -> list[nn.Module]:
     """All blocks that change the shape of the state, the last one, and `keeping` others at even distances.
 
     **Arguments:** `states`: the input of the first block, and the output of each.
@@ -82,7 +86,12 @@ def later_blocks(blocks: Sequence[Block], states: Sequence[Tensor], keeping: int
     >>> later_blocks(chain, sizes, 2) == [chain[0].module, chain[3].module, chain[6].module]
     True
     """
-    return [blocks[n].module for n in _later([state.shape for state in states], keeping)]
+    return [blocks[n].module for n in _later([_form(state) for state in states], keeping)]
+
+
+def _form(state: Tree) -> tuple[object, ...]:
+    tensors, structure = flatten(state)
+    return structure, [tensor.shape for tensor in tensors]
 
 
 def _later(shapes: Sequence[object], keeping: int) -> list[int]:
@@ -97,8 +106,11 @@ def _later(shapes: Sequence[object], keeping: int) -> list[int]:
 def _with_own_weights(modules: Sequence[nn.Module]) -> nn.Module:
     """Copies that start from weights of their own, as far as their layers know how to draw them."""
     net = nn.Sequential(*map(parallel_copy, modules))
+    # What borrows a weight cannot draw it, and is given it with the state.
+    borrowers = {id(module) for carrier in net if isinstance(carrier, Carrier) for module in carrier.borrowers}
     for module in net.modules():
-        draw = getattr(module, "reset_parameters", None)
-        if callable(draw):
-            draw()
+        # Of its class: a module that stands for another may pass on what it is asked for, to the network's own.
+        draw = getattr(type(module), "reset_parameters", None)
+        if callable(draw) and id(module) not in borrowers:
+            draw(module)
     return net

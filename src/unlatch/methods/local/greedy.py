@@ -9,13 +9,15 @@ only outputs go up. One micro-batch at stage k of K, with the slot of each entry
     B   backward from the seed                                            0      DNI: gives the adjoint down
     Uh  (DGL) update of the head                                          0      once per update
     U   update of the stage                                               0      once per update
-    O   the loss passes down, one stage per slot, so that all know it     K-k    takes and gives the loss
+    O   the loss passes down, one stage per slot, so that all know it;    K-k    takes and gives the loss
+        with it gradients of weights that an earlier stage has (`tied`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -63,7 +65,7 @@ class Local(Method):
         """The stages of this process."""
         rules, options, modules = self.rules(), blueprint.options, blueprint.modules()
         here = [stage for stage in range(blueprint.stages) if blueprint.is_here(stage)]
-        return [Stage(i, blueprint.stages, modules[i], rules, options) for i in here]
+        return [Stage(i, blueprint.stages, modules[i], rules, options, counts_add_up=False) for i in here]
 
 
 def loss_down(stages: int, offset: Callable[[int], int]) -> list[Entry]:
@@ -85,8 +87,8 @@ class DGL(Local):
 
     **Arguments:**
 
-    - `head`: a function `(border_shape, output_shape) -> nn.Module`; pooling, three 1x1 convolutions and a perceptron
-      of three layers unless given.
+    - `head`: a function `(border_shape, output_shape) -> nn.Module`; unless given, pooling, three 1x1 convolutions and
+      a perceptron of three layers for images, a layer norm and a linear map for tokens (`unlatch.nn.heads.local_head`).
     - `head_optimizer`: factory for the heads; that of the run unless given.
 
     >>> DGL().lateness(3), DGL().schedule(3).depth
@@ -98,6 +100,8 @@ class DGL(Local):
 
     name = "dgl"
     summary = "each stage has a classifier of its own; no gradient crosses a border"
+    #: Whether heads are given all that a stage puts out, or its main tensor.
+    heads_see_state: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,10 +131,12 @@ class DGL(Local):
         networks = Networks(self.name, blueprint)
 
         def station(stage: Stage) -> GreedyStation:
-            if stage.last:
-                return GreedyStation(stage)
-            make = self.head_maker(stage.index, blueprint)
-            return HeadStation(stage, networks.head(stage.index, make, self.head_optimizer))
+            below, above = networks.reading(stage.index), networks.reading(stage.index + 1)
+            if above is None:
+                return GreedyStation(stage, below)
+            make, whole = self.head_maker(stage.index, blueprint), self.heads_see_state
+            head = networks.head(stage.index, make, self.head_optimizer, sees_state=whole)
+            return HeadStation(stage, below, above, head, sees_state=whole)
 
         return {stage.index: station(stage) for stage in self.local_stages(blueprint)}
 
@@ -188,9 +194,10 @@ class DNI(Local):
         networks = Networks(self.name, blueprint)
 
         def station(stage: Stage) -> GreedyStation:
-            if stage.last:
-                return SynthesisStation(stage, None)
+            below, above = networks.reading(stage.index), networks.reading(stage.index + 1)
+            if above is None:
+                return SynthesisStation(stage, below)
             net = networks.synthesiser(stage.index, self.learning_rate, self.synthesiser, conditioned=self.conditioned)
-            return SynthesisStation(stage, net)
+            return SynthesisStation(stage, below, above, net)
 
         return {stage.index: station(stage) for stage in self.local_stages(blueprint)}

@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...errors import ConfigError
 from ...nn.tree import map_tensors
+from ...rules.losses import measured
 
 __all__ = ["check_loss"]
 
 
-def check_loss(name: str, loss_fn: Any, output: Any, target: Any) -> None:
+def check_loss(name: str, loss_fn: Any, output: Any, target: Any, microbatches: int = 1) -> None:
     """A loss that is no scalar, has no gradient or sums over samples cannot be weighed against a border's mismatch.
 
     >>> from torch.nn.functional import mse_loss
@@ -25,11 +25,16 @@ def check_loss(name: str, loss_fn: Any, output: Any, target: Any) -> None:
     unlatch.errors.ConfigError: auxnet needs a loss that is one number, got a tensor of shape (2, 1): let loss_fn ...
     """
     leaf = map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), output)
-    loss = loss_fn(leaf, target)
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    loss, count = measured(loss_fn(leaf, target))
+    if count is not None and microbatches > 1:
         raise ConfigError(
-            f"{name} needs a loss that is one number, got {what}: let loss_fn return the mean over samples"
+            f"{name} weighs the loss of every micro-batch by its samples, and this one counts something else (it "
+            f"returns (sum, count)): set microbatches=1, got {microbatches}"
+        )
+    if loss.dim() != 0:
+        raise ConfigError(
+            f"{name} needs a loss that is one number, got a tensor of shape {tuple(loss.shape)}: let loss_fn return "
+            "the mean over samples"
         )
     if not loss.requires_grad:
         raise ConfigError(
@@ -37,7 +42,7 @@ def check_loss(name: str, loss_fn: Any, output: Any, target: Any) -> None:
         )
     double = map_tensors(lambda t: torch.cat([t, t]), (leaf, target))
     with torch.no_grad():
-        twice = float(loss_fn(*double))
+        twice = float(measured(loss_fn(*double))[0])
     value = float(loss.detach())
     if value and math.isclose(twice, 2 * value, rel_tol=1e-3):
         raise ConfigError(

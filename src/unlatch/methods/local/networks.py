@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError, ShapeMismatch
 from ...nn.auxiliary import Border, capacity, check_auxnet, coarse_parts, find_borders, measure_blocks
+from ...nn.border_state import BorderState
+from ...nn.carry import Carrier
+from ...nn.chain import as_module
 from ...nn.heads import GradientSynthesiser, local_head
 from ...nn.randomness import replayable
 from ...nn.rescaled import Rescaled
@@ -55,9 +58,41 @@ class Networks:
         found = find_borders(blueprint.blocks, blueprint.plan.starts, x)
         self.borders = {border.stage: border for border in found}
         output = measure_blocks(blueprint.blocks, x)[-1]
-        check_loss(name, blueprint.options.loss_fn, output, map_tensors(lambda t: t[:2], y))
+        few = map_tensors(lambda t: t[:2], y)
+        check_loss(name, blueprint.options.loss_fn, output, few, blueprint.microbatches)
         if isinstance(output, Tensor):
             self.output = tuple(output.shape[1:])
+
+    def reading(self, stage: int) -> BorderState | None:
+        """Where the tensors of what `stage` takes in are; `None` for the first, which takes raw data."""
+        border = self.borders.get(stage)
+        return border.reading if border is not None else None
+
+    def require_single_tensors(self) -> None:
+        """Refuse borders where anything travels beside the tensor that is predicted."""
+        for border in self.borders.values():
+            if isinstance(border.state, Tensor):
+                continue
+            block = self.blueprint.blocks[self.blueprint.plan.starts[border.stage]].name
+            tied = list(border.reading.weights)
+            raise ShapeMismatch(
+                f"{self.name} predicts what stage {border.stage} (block '{block}') takes in, which must be one tensor: "
+                + (
+                    f"here the weight '{self._original_name(tied[0])}' of an earlier stage comes with it. Untie it "
+                    "(config.tie_word_embeddings=False in models of Hugging Face), keep the blocks that share it in "
+                    "one stage (split=[...])"
+                    if tied
+                    else f"here it is {_parts(border.state)}. Cut elsewhere (split=[...]); pack sequences to one "
+                    "length, so that no mask is needed"
+                )
+                + ", or use dgl, auglocal, dni, or a method that sends gradients."
+            )
+
+    def _original_name(self, carried: str) -> str:
+        """What a weight that is carried is called in the model."""
+        carriers = [block.module for block in self.blueprint.blocks if isinstance(block.module, Carrier)]
+        weight = next(module.weight(carried) for module in carriers if carried in module.shown)
+        return next(name for name, p in as_module(self.blueprint.model).named_parameters() if p is weight)
 
     def warn_of_single_vectors(self) -> None:
         """Channels of vectors are compared over the batch, which must have more than one sample for that."""
@@ -145,15 +180,18 @@ class Networks:
         y = self.blueprint.sample[1]
         return isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
 
-    def head(self, stage: int, make: Callable[..., nn.Module] | None, optimizer: Any) -> Trained:
-        """A network from the output of `stage` to outputs of the whole network."""
+    def head(
+        self, stage: int, make: Callable[..., nn.Module] | None, optimizer: Any, *, sees_state: bool = False
+    ) -> Trained:
+        """A network from the output of `stage`, its main tensor or all of it, to outputs of the whole network."""
         border, options = self.borders[stage + 1], self.blueprint.options
         with replayable(options.seed, stage + _STREAM, 2):
             if make is not None:
                 net = _made(f"head function of stage {stage}", make, border.shape, self.output)
             else:
                 net = local_head(border.shape, self.output, f"the end of stage {stage}").to(self.dtype)
-        self._check_head(self._own(net, f"the head of stage {stage}"), stage)
+        seen = border.state if sees_state else torch.zeros(2, *border.shape, dtype=self.dtype)
+        self._check_head(self._own(net, f"the head of stage {stage}"), stage, seen)
         return Trained(
             net,
             self._place(stage, net),
@@ -163,11 +201,11 @@ class Networks:
             checks=options.checks_finite,
         )
 
-    def _check_head(self, net: nn.Module, stage: int) -> None:
+    def _check_head(self, net: nn.Module, stage: int, seen: Any) -> None:
         shape = self.borders[stage + 1].shape
         try:
             with torch.no_grad():
-                trial = net.eval()(torch.zeros(2, *shape, dtype=self.dtype))
+                trial = net.eval()(map_tensors(Tensor.clone, seen))
         except Exception as error:
             raise ShapeMismatch(
                 f"the head of stage {stage} fails on {shape} per sample, what the stage puts out: "
@@ -176,6 +214,11 @@ class Networks:
         got = tuple(trial.shape[1:]) if isinstance(trial, Tensor) else type(trial).__name__
         if got != self.output:
             raise ShapeMismatch(f"the head of stage {stage} puts out {got} per sample, the network {self.output}")
+
+
+def _parts(state: Any) -> str:
+    kind = f"a {type(state).__name__}"
+    return f"{kind} of {', '.join(map(repr, state))}" if isinstance(state, dict) else kind
 
 
 def _made(what: str, make: Any, *arguments: Any) -> Any:
