@@ -222,3 +222,17 @@ def test_what_is_no_list_of_metrics_is_refused(metrics):
 def test_unknown_options():
     with pytest.raises(ConfigError, match="accuracy has the options ignore, shift, axis, k; got shfit"):
         accuracy(shfit=1)
+
+
+def test_counts_below_one_are_divided_by():
+    """A loss whose weights add up to less than 1 was reported as its sum."""
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+
+    def weighted(output, target):
+        return 0.01 * cross_entropy(output, target, reduction="sum"), 0.01 * len(target)
+
+    found = []
+    for loss_fn in (cross_entropy, weighted):
+        run = classifier(loss_fn=loss_fn)
+        found.append((run.step(x, y).loss, run.evaluate([(x, y)])["loss"]))
+    assert found[1] == pytest.approx(found[0])

@@ -89,6 +89,8 @@ class Callbacks:
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Callback]) -> None:
         self._trainer = trainer
+        if not isinstance(callbacks, Iterable):
+            raise ConfigError(f"callbacks must be a list of callbacks, got {callbacks!r:.80}; put it into brackets")
         self.listed = list(callbacks)
         callback: Any
         for number, callback in enumerate(self.listed):
