@@ -32,3 +32,12 @@ def test_a_callback_that_raises_on_one_rank(ranks2, tmp_path, rank):
     assert found[rank][0].startswith(f"CallbackFailed: {text} {tmp_path}")
     assert found[1 - rank][0].startswith(f"PeerLost: rank {rank} stopped: {text}")
     assert all(goes_on for *_, goes_on in found)
+
+
+def test_a_callback_that_raises_while_others_exchange_values_leaves_nobody_waiting(ranks2):
+    first, second = ranks2.run(callback_jobs.fails_before_exchange, timeout=60)
+    assert (
+        first
+        == "CallbackFailed: callback FailsBeforeExchange raised in on_epoch after batch 5: ValueError: no such curve"
+    )
+    assert second.startswith("OutOfStep: ")
