@@ -143,7 +143,7 @@ def _naming(metric: Metric, where: str) -> Iterator[None]:
 
 def _summary(sums: Sums, metrics: Sequence[Metric]) -> dict[str, float]:
     samples, (loss, weight) = sums["samples"][0], sums["loss"]
-    result = {"loss": loss / max(1.0, weight), "samples": samples}
+    result = {"loss": loss / (weight or 1.0), "samples": samples}
     for number, metric in enumerate(metrics):
         start = f"{number}/"
         own = {name.removeprefix(start): pair for name, pair in sums.items() if name.startswith(start)}

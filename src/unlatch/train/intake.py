@@ -73,8 +73,3 @@ class Intake:
             # What a user's module raises it raises in training too, which then says for which stage and batch.
             if error.__cause__ is None or self._foreign is not None:
                 raise
-
-
-def _is_plain(model: Model) -> bool:
-    """Torch's own modules in a row do what they say."""
-    return all(type(part).__module__.startswith("torch.nn.") for part in as_module(model).modules())
