@@ -155,7 +155,7 @@ class _Perplexity(_OfClasses):
 
     def summary(self, sums: Sums) -> dict[str, float]:
         total, count = sums[self.name]
-        mean = total / max(count, 1.0)
+        mean = total / (count or 1.0)
         return {self.name: math.exp(mean) if mean < 700 else math.inf}
 
 

@@ -67,7 +67,8 @@ def test_flushed_methods_have_a_chart(unlatch):
 def test_delay_without_care_is_warned_of(unlatch):
     bad = unlatch("methods", "fdg", "--stages", 4, "--microbatches", 1, "--no-nesterov").stdout
     assert "a large loss of accuracy is likely" in bad
-    assert "--set method.microbatches=4 --set optimizer.nesterov=true" in bad
+    assert "unlatch.methods.FDG(microbatches=8)" in bad
+    assert "as flags: --set method.microbatches=8\n" in bad
     good = unlatch("methods", "fdg", "--stages", 4, "--microbatches", 4).stdout
     assert "likely" not in good
     assert "\n            4  " in good
@@ -103,3 +104,9 @@ def test_tasks_have_a_table_of_slots_and_a_picture(unlatch):
     shown = unlatch("methods", "layerpipe", "--stages", 2, "--ticks", 3).stdout
     assert f"\n{LAYERPIPE_2}\n" in shown
     assert "\ndevice 0 | 0F0 0F1" in shown
+
+
+def test_local_methods_get_no_verdict_from_a_theory_of_delay(unlatch):
+    shown = unlatch("methods", "auxnet", "--stages", 4).stdout
+    assert "no advice: auxnet learns from local losses" in shown
+    assert "no gradient is late" not in shown

@@ -323,3 +323,17 @@ def test_bad_flags_are_refused_in_words(unlatch, costs, case):
     assert result.exit_code == 2, result.output
     assert phrase in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_the_optimizer_of_the_settings_was_not_read(unlatch, conf):
+    """Risks were those of SGD with Nesterov momentum, whatever the settings named."""
+
+    def pipedream(optimizer: str) -> tuple[str, float | None]:
+        conf.write_text(conf.read_text().partition("[optimizer]")[0] + f"[optimizer]\n{optimizer}\n")
+        ranked = json.loads(unlatch("plan", conf, "--cost-model", "mac", "--devices", 2, "--json").stdout)["ranking"]
+        return next((one["risk"], one["stability"]) for one in ranked if one["method"] == "pipedream")
+
+    assert pipedream("momentum = 0.9") == ("about bp", pytest.approx(0.770, abs=1e-3))
+    assert pipedream("momentum = 0.9\nnesterov = false") == ("some loss", pytest.approx(0.2))
+    assert pipedream('name = "Adam"')[1] == pytest.approx(2.0)
+    assert pipedream('name = "RMSprop"') == ("not known", None)

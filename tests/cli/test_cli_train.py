@@ -66,17 +66,24 @@ def test_plain_lines_without_a_terminal(unlatch, conf):
     assert "epoch 2/2  loss " in result.stdout
     assert "\x1b[" not in result.stdout
     assert "stage  blocks" in result.stdout
-    assert "a*  verdict" in result.stdout
+    assert "all stages together: a* = " in result.stdout
     assert "writing to runs/pipedream-1" in result.stdout
+
+
+def test_an_optimizer_without_theory_is_named(unlatch, conf):
+    flags = ("--set", "optimizer.name=RMSprop", "--set", "optimizer.lr=0.001")
+    result = unlatch("train", conf, "--method", "pipedream", "--stages", 2, *flags)
+    assert "stability: no advice: there is no theory of delay here for RMSprop" in result.stdout
 
 
 def test_a_setting_that_loses_accuracy_is_named_with_its_cure(unlatch, conf):
     flags = ("--set", "method.microbatches=1", "--set", "optimizer.nesterov=false")
     result = unlatch("train", conf, "--method", "fdg", "--stages", 4, *flags)
-    assert "warning: stage 0 is 5 updates late" in result.stdout
+    assert "warning: gradients are up to 5 updates late" in result.stdout
     assert "a large loss of accuracy is likely" in result.stdout
-    assert "as flags: --set method.microbatches=4 --set optimizer.nesterov=true" in result.stdout
-    cured = unlatch("train", conf, "--method", "fdg", "--stages", 4, "--set", "method.microbatches=4")
+    assert "unlatch.methods.FDG(microbatches=8)" in result.stdout
+    assert "as flags: --set method.microbatches=8\n" in result.stdout
+    cured = unlatch("train", conf, "--method", "fdg", "--stages", 4, *flags, "--set", "method.microbatches=8")
     assert "warning" not in cured.output
 
 

@@ -73,7 +73,7 @@ def trained(run, batches):
 
 def test_an_unknown_predictor_is_no_error_and_has_no_advice(caplog):
     run = begun(Foresight(microbatches=1))
-    assert run.advice is None
+    assert "no model of this predictor" in run.advice.unknown
     assert caplog.messages == []
     assert "no predictor LookAhead" in run.method.closed_form(3)
 

@@ -13,7 +13,7 @@ from layerpipe_chains import layers
 
 from unlatch import methods
 from unlatch.advise.prediction import simulate_method
-from unlatch.advise.ranking import RISKS, plan_auto
+from unlatch.advise.ranking import RISKS, USUAL, plan_auto
 from unlatch.config import from_mapping
 from unlatch.errors import PlanError
 from unlatch.methods import DTRP, LayerPipe, PipeDream
@@ -21,7 +21,7 @@ from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
 from unlatch.schedule.machine import Machine
-from unlatch.schedule.stability import stability_limit
+from unlatch.schedule.stability import Lag, Motion, chain_limit
 
 LAYERS = [LayerCost(f"l{n}", 1, 1, 1, activation_bytes=80, weight_bytes=100) for n in range(8)]
 
@@ -111,22 +111,37 @@ def test_a_memory_limit_moves_methods_down() -> None:
     assert all(one.why.startswith("needs ") for one in over)
 
 
-def test_risk_comes_from_the_stability_limit() -> None:
+def test_risk_comes_from_the_limit_of_all_stages() -> None:
     found = {one.method: one for one in plan_auto(LAYERS, 4, batch_size=64).ranking}
     assert found["1f1b"].risk == "exact"
     assert found["dgl"].risk == "other gradient"
     parts = found["pipedream"].plan.options["microbatches"]
-    assert found["pipedream"].stability == stability_limit(3, nesterov=True, microbatches=parts)
+    lags = [Lag(late, USUAL, parts) for late in (3, 2, 1, 0)]
+    assert found["pipedream"].stability == chain_limit(lags)
+    assert found["dgl"].stability is None
     # The planner's own delays per layer, not those of stages.
     run = simulate_method("layerpipe", LAYERS, 4, batch_size=64)
     worst = max(run.lateness)
-    limit = stability_limit(worst, nesterov=True, microbatches=run.microbatches)
+    limit = chain_limit([Lag(late, USUAL, run.microbatches) for late in run.lateness])
     assert found["layerpipe"].stability == pytest.approx(limit)
     assert found["layerpipe"].staleness == worst / run.microbatches
 
 
+def test_an_optimizer_without_theory_gets_no_verdict() -> None:
+    plan = plan_auto(LAYERS, 4, batch_size=64, methods=["bp", "1f1b", "pipedream", "dgl"], motion=None)
+    assert {one.method: one.risk for one in plan.ranking} == {
+        "bp": "exact",
+        "1f1b": "exact",
+        "pipedream": "not known",
+        "dgl": "other gradient",
+    }
+    assert {one.stability for one in plan.ranking} == {None}
+    assert "no theory" in plan.ranking[-1].why
+    json.dumps(plan.to_json(), allow_nan=False)
+
+
 def test_risky_methods_come_after_harmless_ones() -> None:
-    plan = plan_auto(mac_costs(network_shapes("resnet50"), batch=64), 16, batch_size=64, nesterov=False)
+    plan = plan_auto(mac_costs(network_shapes("resnet50"), batch=64), 16, batch_size=64, motion=Motion(0.9))
     risks = [one.risk for one in plan.ranking]
     first_risky = next(n for n, risk in enumerate(risks) if risk not in ("exact", "about bp"))
     assert all(risk not in ("exact", "about bp") for risk in risks[first_risky:])

@@ -11,14 +11,18 @@ from ..methods import Method, names
 from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
 from ..schedule.machine import Machine
+from ..schedule.stability import Motion, chain_limit
 from ..table import Table
-from .advice import advise
+from .advice import lags_of, no_theory, verdict_of
 from .prediction import MethodRun, simulate_method
 
 __all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]
 
 #: From harmless to harmful; methods are ranked by this first, then by time.
-RISKS = ("exact", "about bp", "some loss", "other gradient", "large loss")
+RISKS = ("exact", "about bp", "some loss", "other gradient", "not known", "large loss")
+
+#: Of the optimizer that settings have unless they say otherwise.
+USUAL = Motion(0.9, nesterov=True)
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,8 @@ class Prediction:
     fits: bool
     #: Updates by which the oldest gradients are late.
     staleness: float
-    #: Largest stable learning rate x curvature (a*) of the worst stage.
-    stability: float
+    #: Largest stable learning rate x curvature (a*) of all stages together, where there is a theory.
+    stability: float | None
     #: One of `RISKS`.
     risk: str
     why: str = ""
@@ -107,7 +111,7 @@ class AutoPlan:
                 f"{one.speedup:.2f}x",
                 size(one.memory_bytes),
                 f"{one.staleness:.1f}",
-                f"{one.stability:.3f}",
+                "-" if one.stability is None else f"{one.stability:.3f}",
                 one.risk,
                 one.why,
             )
@@ -126,8 +130,7 @@ def plan_auto(
     batch_size: int | None = None,
     machine: Machine | None = None,
     linear: Sequence[bool] | None = None,
-    momentum: float = 0.9,
-    nesterov: bool = True,
+    motion: Motion | None = USUAL,
     optimizer_slots: int = 1,
     input_bytes: float = 0,
 ) -> AutoPlan:
@@ -141,7 +144,7 @@ def plan_auto(
     - `batch_size`: samples per batch, which limits the micro-batches that a method may ask for.
     - `machine`: speeds, links, jitter.
     - `linear`: as in `simulate_method`.
-    - `momentum`, `nesterov`: of the optimizer, for the risk that delay brings.
+    - `motion`: of the optimizer, for the risk that delay brings; `None` if there is no theory for it.
     - `optimizer_slots`, `input_bytes`: as in `MethodRun.device_bytes`.
 
     >>> layers = [LayerCost(name, 1, 1, 1, 1000, 100) for name in "abcdefgh"]
@@ -166,29 +169,17 @@ def plan_auto(
             refused[one if isinstance(one, str) else one.name] = str(error)
             continue
         memory = max(run.device_bytes(optimizer_slots=optimizer_slots, input_bytes=input_bytes))
-        found.append(predict(run, memory, memory_limit, momentum=momentum, nesterov=nesterov))
+        found.append(predict(run, memory, memory_limit, motion))
     if not found:
         raise PlanError("no method can be used here: " + "; ".join(f"{n}: {r}" for n, r in refused.items()))
     return AutoPlan(devices, memory_limit, tuple(sorted(found, key=lambda one: one.key)), refused)
 
 
-def predict(
-    run: MethodRun, memory: float, memory_limit: float | None, *, momentum: float = 0.9, nesterov: bool = True
-) -> Prediction:
+def predict(run: MethodRun, memory: float, memory_limit: float | None, motion: Motion | None = USUAL) -> Prediction:
     """What a simulated method means for time, memory and risk."""
-    method = run.method
-    lateness, parts, chosen = run.lateness, method.per_update, method.rules().forward.prediction
-    advice = advise(
-        lateness,
-        momentum=momentum,
-        nesterov=nesterov,
-        predictor=None if chosen is None else chosen.name,
-        alpha=1.0 if chosen is None else chosen.regulator.alpha,
-        microbatches=parts,
-    )
-    worst = max(advice.verdicts, key=RISKS.index)
-    risk = "other gradient" if method.gradient == "local" else "exact" if max(lateness) == 0 else worst
-    late = max(lateness) / parts
+    method, lateness = run.method, run.lateness
+    risk, limit = _risk(method, lateness, motion)
+    late = max(lateness) / method.per_update
     fits = memory_limit is None or memory <= memory_limit
     plan = run.cut if run.plan is None else run.plan.plan
     options = {**plan.options, "microbatches": run.microbatches, **method.settings}
@@ -200,10 +191,20 @@ def predict(
         memory_bytes=memory,
         fits=fits,
         staleness=late,
-        stability=min(advice.limits),
+        stability=limit,
         risk=risk,
         why=_why(run, risk, late, None if fits else f"needs {size(memory)} of {size(memory_limit or 0)}"),
     )
+
+
+def _risk(method: Method, lateness: Sequence[int], motion: Motion | None) -> tuple[str, float | None]:
+    """One of `RISKS`, and the limit that it follows from, if one does."""
+    if method.gradient == "local":
+        return "other gradient", None
+    if motion is None or no_theory(method, motion) is not None:
+        return "exact" if max(lateness) == 0 else "not known", None
+    lags = lags_of(method, lateness, [motion] * len(lateness))
+    return "exact" if max(lateness) == 0 else verdict_of(lags), chain_limit(lags)
 
 
 def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
@@ -224,6 +225,8 @@ def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
         reasons.append("gradients of backpropagation")
     elif risk == "other gradient":
         reasons.append("learns from local losses: accuracy is not predicted, the cost of its own networks estimated")
+    elif risk == "not known":
+        reasons.append(f"gradients up to {late:.1f} updates late, about which there is no theory here")
     else:
         reasons.append(f"gradients up to {late:.1f} updates late: {risk}")
     if run.stages < run.devices:

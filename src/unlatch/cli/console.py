@@ -82,8 +82,8 @@ _QUOTES = "'\""
 def flags_of(cure: Cure | None) -> list[str]:
     """What to add to the command line; nothing if there is no cure.
 
-    >>> from ..advise.advice import advise
-    >>> flags_of(advise([5, 3, 1, 0], momentum=0.9).cure)
+    >>> from ..advise.advice import Cure
+    >>> flags_of(Cure(("microbatches=4", "nesterov=True"), "", 0.18, "about bp"))
     ['as flags: --set method.microbatches=4 --set optimizer.nesterov=true']
     """
     if cure is None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any
 
 import torch
 import typer
 
-from ..advise.advice import Advice, advise_method
+from ..advise.advice import Advice, advise, lags_of
 from ..methods import GradientKind, Method, get
 from ..schedule import Periodic, buffers, gantt, slot_table, streams, timetable
-from ..schedule.stability import stability_limit
+from ..schedule.stability import Motion, chain_limit
 from ..table import Table
 from .catalogue import Option, catalogue, facts, options
 from .console import emit_json, flags_of
@@ -48,13 +48,13 @@ def show(
     optimizer = torch.optim.SGD(
         [torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=momentum, nesterov=nesterov and momentum > 0
     )
-    advice = advise_method(chosen, stages, optimizer)
+    advice = advise(chosen, stages, optimizer)
     if as_json:
         emit_json(_as_json(name, chosen, stages, microbatches, advice))
         return
     for line in _describe(chosen, stages, ticks or 2 * stages, microbatches):
         typer.echo(line)
-    for line in _advice(chosen, stages, advice, optimizer.param_groups[0]):
+    for line in _advice(chosen, stages, advice, Motion(momentum, optimizer.param_groups[0]["nesterov"])):
         typer.echo(line)
 
 
@@ -146,44 +146,38 @@ def _batches(method: Method) -> str:
     return "batch" if method.accumulate == 1 else f"{method.accumulate} batches"
 
 
-def _advice(method: Method, stages: int, advice: Advice | None, group: dict[str, Any]) -> Iterator[str]:
-    if not any(method.lateness(stages)):
+def _advice(method: Method, stages: int, advice: Advice, motion: Motion) -> Iterator[str]:
+    if advice.unknown is not None:
+        yield from advice.table()
+        return
+    if not any(advice.lateness):
         yield "no gradient is late"
         return
-    if advice is None:
-        yield "how much delay is borne is not known: the recursion has no model of this predictor"
-        return
-    momentum = group["momentum"]
-    form = f"{'Nesterov' if group['nesterov'] else 'heavy-ball'} momentum {momentum:g}"
+    form = f"{'Nesterov' if motion.nesterov else 'heavy-ball'} momentum {motion.momentum:g}"
     yield f"how much delay is borne with {form} (a*: largest stable lr x curvature)"
-    yield from advice.table()[: stages + 1]
+    yield from advice.figures()
     yield ""
-    yield f"a* of stage 0 by micro-batches per update, momentum {momentum:g}"
-    yield _limits(advice, method.per_update, momentum).text()
+    yield "a* of all stages together, by micro-batches per update"
+    yield _limits(method, stages, motion.momentum).text()
     if advice.warning is not None:
         yield ""
         yield f"warning: {advice.warning}"
         yield from flags_of(advice.cure)
 
 
-def _limits(advice: Advice, per_update: int, momentum: float) -> Table:
-    kinds: dict[str, dict[str, Any]] = {
-        "heavy ball": {},
-        "heavy ball, geometric": {"predictor": "geometric"},
-        "Nesterov": {"nesterov": True},
-        "Nesterov, geometric": {"nesterov": True, "predictor": "geometric"},
+def _limits(method: Method, stages: int, momentum: float) -> Table:
+    kinds = {
+        f"heavy ball {momentum:g}": Motion(momentum),
+        f"Nesterov {momentum:g}": Motion(momentum, nesterov=True),
+        f"average {momentum:g}": Motion(momentum, fed=1.0 - momentum),
     }
-    rows = tuple(
-        (
-            str(count),
-            *(
-                f"{stability_limit(advice.lateness[0], momentum=momentum, microbatches=count, **kind):.3f}"
-                for kind in kinds.values()
-            ),
-        )
-        for count in sorted({*_COUNTS, per_update})
-    )
-    return Table(("micro-batches", *kinds), rows, left=())
+    rows = []
+    for count in sorted({*_COUNTS, method.per_batch}):
+        one = replace(method, microbatches=count)
+        lateness = one.lateness(stages)
+        limits = (chain_limit(lags_of(one, lateness, [motion] * stages)) for motion in kinds.values())
+        rows.append((str(count), *(f"{limit:.3f}" for limit in limits)))
+    return Table(("micro-batches", *kinds), tuple(rows), left=())
 
 
 def _in_flight(method: Method, stages: int) -> tuple[int, ...]:
@@ -191,7 +185,7 @@ def _in_flight(method: Method, stages: int) -> tuple[int, ...]:
     return buffers(streams(method.example(stages).schedule, enough, method.accumulate)).in_flight[:stages]
 
 
-def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: Advice | None) -> dict[str, Any]:
+def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: Advice) -> dict[str, Any]:
     return {
         **asdict(facts(name, stages, asked)),
         "stages": stages,
@@ -201,5 +195,5 @@ def _as_json(name: str, method: Method, stages: int, asked: int | None, advice: 
         },
         "staleness": list(method.staleness(stages)),
         "in_flight": list(_in_flight(method, stages)),
-        "advice": None if advice is None else asdict(advice),
+        "advice": asdict(advice),
     }

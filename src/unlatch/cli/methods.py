@@ -32,7 +32,7 @@ def command(
     unlatch methods fdg --stages 4 --microbatches 1 --no-nesterov
 
     Of one: its options, timetable, buffers, staleness and how much delay it bears. The largest stable lr x curvature of
-    a stage under its delay is called a*: about 0.15 and more trains like bp.
+    stages under their delays is called a*.
     """
     from .method_pages import list_all, show
 

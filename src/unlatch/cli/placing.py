@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..advise.ranking import plan_auto
+from ..advise.motion import motion_of
+from ..advise.ranking import USUAL, plan_auto
 from ..errors import ConfigError
 from ..methods import get, names
 from ..methods.planner import Placement, Planner, PlanRequest
@@ -77,5 +78,6 @@ def place(wish: Wish, layers: Layers) -> Placement:
         batch_size=layers.batch,
         machine=wish.machine,
         linear=layers.linear,
+        motion=USUAL if layers.optimizer is None else motion_of(layers.optimizer),
     )
     return Placement(ranked.to_json(), ranked.table())

@@ -6,6 +6,10 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
 from ..errors import ConfigError
 from ..methods import BASELINE
 from ..nn.chain import chain
@@ -33,11 +37,12 @@ _BATCH, _ARRAY = 64, 128
 
 
 class Layers(NamedTuple):
-    """The layers, the samples per batch where the source tells, and which layers are linear maps where it is known."""
+    """The layers; where the source tells, samples per batch, which layers are linear maps, what is to train them."""
 
     costs: list[LayerCost]
     batch: int | None = None
     linear: list[bool] | None = None
+    optimizer: Optimizer | None = None
 
 
 def layer_costs(source: CostSource) -> Layers:
@@ -87,7 +92,8 @@ def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
     else:
         costs = grouped_profile(profile(blocks, x, precision=precision), spans)
     linear = [linear_of(blocks, span, precision) is not None for span in spans]
-    return Layers(costs, config.data.batch_size, linear)
+    optimizer = config.optimizer_factory()([nn.Parameter(torch.zeros(1))])
+    return Layers(costs, config.data.batch_size, linear, optimizer)
 
 
 #: Beyond it a plan is a list of idle devices that no memory holds.

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .. import data, models
-from ..advise.advice import Advice, advise_method
+from ..advise.advice import Advice
 from ..config import Config
 from ..data.loader import Loader
 from ..errors import CheckpointMismatch, ConfigError
@@ -37,8 +37,8 @@ class PreparedRun:
     - `plan`: where the model is cut.
     - `model_options`: arguments of the model's builder, those that follow from the data included.
     - `batches`: batches per epoch.
+    - `advice`: what the delays cost.
     - `notes`: what the user should know about these choices.
-    - `advice`: what the delays cost, if anything can be said about it.
     """
 
     config: Config
@@ -46,8 +46,8 @@ class PreparedRun:
     plan: Plan
     model_options: dict[str, Any]
     batches: int
+    advice: Advice
     notes: tuple[str, ...] = ()
-    advice: Advice | None = None
 
     @property
     def steps(self) -> int:
@@ -114,11 +114,10 @@ def prepare(config: Config, train: Loader | None = None, before: Continued | Non
         changes["plan"] = _given(config, model, method)
     with _said() as remarks:
         trial = _parallelize(config, model, method, **changes)
-    advice = _advice(config, trial.method)
     # The plan shows its own note, and the advice has a place of its own.
-    shown = {trial.plan.note, "" if trial.advice is None else trial.advice.warning}
+    shown = {trial.plan.note, trial.advice.warning}
     notes = tuple(dict.fromkeys(note for note in [*trial.notes, *remarks] if note not in shown))
-    return PreparedRun(config, trial.method, trial.plan, options, len(loader), notes, advice)
+    return PreparedRun(config, trial.method, trial.plan, options, len(loader), trial.advice, notes)
 
 
 def _chosen_before(before: Continued, method: Method) -> tuple[Method, dict[str, Any]]:
@@ -141,11 +140,6 @@ def _given(config: Config, model: nn.Module, method: Method) -> Plan:
             f"run.plan: {plan.source} uses {plan.busy_devices} devices, but run.stages is {config.run.stages}"
         )
     return method.fit_plan(plan, chain(model), config.run.precision)
-
-
-def _advice(config: Config, method: Method) -> Advice | None:
-    optimizer = config.optimizer_factory()([nn.Parameter(torch.zeros(1))])
-    return advise_method(method, config.run.stages, optimizer, config.data.batch_size)
 
 
 @contextmanager

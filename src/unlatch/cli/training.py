@@ -272,14 +272,14 @@ def _announce(
     console.print(f"writing to {folder.path}")
 
 
-def _announce_delay(console: Console, advice: Advice | None) -> None:
-    if advice is None:
-        console.print("stability: no advice, since nothing is known of this optimizer's momentum")
+def _announce_delay(console: Console, advice: Advice) -> None:
+    if advice.unknown is not None:
+        console.print(f"stability: no advice: {advice.unknown}")
         return
     if not any(advice.lateness):
         console.print("stability: no gradient is late")
         return
-    for line in advice.table()[: len(advice.lateness) + 1]:
+    for line in advice.figures():
         console.print(line)
     if advice.warning is not None:
         console.print(f"warning: {advice.warning}", style="bold yellow")

@@ -297,6 +297,18 @@ class Method(ABC):
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
 
     @property
+    def call(self) -> str:
+        """The method as Python writes it, options that have their default left out.
+
+        >>> get("pipedream", microbatches=2, predict="linear").call
+        "unlatch.methods.PipeDream(microbatches=2, predict='linear')"
+        """
+        kind, default = type(self), {one.name: one.default for one in fields(self)}
+        options = [f"{name}={value!r}" for name, value in self.arguments.items() if value != default[name]]
+        package = "unlatch.methods." if kind.__module__.startswith("unlatch.methods.") else ""
+        return f"{package}{kind.__name__}({', '.join(options)})"
+
+    @property
     def gradient(self) -> GradientKind:
         """Whose gradient a stage applies."""
         return "exact" if self.schedule(1).flushes else "late"

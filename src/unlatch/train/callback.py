@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..errors import CallbackFailed, ConfigError, UnlatchError
+from ..errors import CallbackFailed, ConfigError, OutOfStep, UnlatchError
 from .epoch import Epoch
 from .run import StepResult
 
@@ -140,8 +140,8 @@ class Callbacks:
         try:
             yield
         except Exception as error:
-            if isinstance(error, UnlatchError) and run.failure() is not None:
-                # Not the callback is at fault: it waited for a rank that is gone.
+            if isinstance(error, OutOfStep) or (isinstance(error, UnlatchError) and run.failure() is not None):
+                # Not the callback is at fault: it waited for a rank that is gone, or whose own callback has raised.
                 raise
             if self.failure is None:
                 self.failure = CallbackFailed(

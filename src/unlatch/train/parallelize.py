@@ -170,7 +170,7 @@ def parallelize(
         run.notes += [n for n in (plan.note, tuned, stored) if n]
         run.notes += chosen.notes(run.method_statistics())
         if world.rank == 0:
-            for warning in (stored, run.advice.warning if run.advice is not None else None):
+            for warning in (stored, run.advice.warning):
                 if warning is not None:
                     log.warning("%s", warning)
         return run

@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch import nn
 
-from ..advise.advice import advise_method
+from ..advise.advice import advise
 from ..errors import DataError, Interrupted, PeerLost, StageFailed, TransportError, UnlatchError
 from ..methods import Method
 from ..metrics import DEFAULT, Metric, checked
@@ -110,8 +110,11 @@ class Run:
         )
         self._compensation = Compensation(method.joined)
         self._keeping = Keeping(blueprint, method, engine, links, self._compensation, rebuild)
-        optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
-        self.advice = advise_method(method, engine.schedule.stages, optimizers[0] if optimizers else None)
+        stages = engine.stages.values()
+        optimizers = {s.index: s.updater.optimizer for s in stages if s.updater.optimizer is not None}
+        samples = None if blueprint.sample is None else batch_size(blueprint.sample)
+        #: What the delays of the method cost under this optimizer.
+        self.advice = advise(method, engine.schedule.stages, optimizers, samples)
         self._watch = ReconstructionWatch(engine.stages.values(), method.reconstruction_tolerance)
         self._saving: Saving | None = None
         self._aside: World | None = None

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import CallbackFailed, ConfigError, DataError, Interrupted, PeerLost, UnlatchError
+from ..errors import CallbackFailed, ConfigError, DataError, Interrupted, OutOfStep, PeerLost, UnlatchError
 from ..io.checkpoints import Checkpoints
 from ..metrics import Metric, checked
 from ..nn.tree import batch_size, copied
@@ -265,7 +265,11 @@ class Trainer:
         """All ranks alike: raise what a callback has raised on any of them; a wish to stop is a wish of all."""
         failure = self._callbacks.failure
         with self.run._reporting("fit"):
-            told = self.run._world.gather((None if failure is None else str(failure), self.stopped))
+            try:
+                told = self.run._world.gather((None if failure is None else str(failure), self.stopped))
+            except OutOfStep as error:
+                # Others still exchange values in the callback that has raised here: it is the cause.
+                raise failure or error from (failure.__cause__ if failure is not None else None)
             failed = {rank: text for rank, (text, _) in enumerate(told) if text is not None}
             if failed:
                 outcome = self._saved_after_all()

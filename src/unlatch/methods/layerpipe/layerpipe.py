@@ -93,6 +93,11 @@ class LayerPipe(Delayed):
     def lateness(self, stages: int) -> tuple[int, ...]:
         return self.delays or super().lateness(stages)
 
+    @property
+    def call(self) -> str:
+        # Delays are those of a plan, not the caller's.
+        return super(LayerPipe, replace(self, delays=())).call
+
     def crossed(self, stages: int) -> list[int]:
         # The moving average stands in for the weights of the input gradient, which has no extra delay.
         return [math.ceil((late - self.extra_delay) / self.per_update) for late in self.lateness(stages)]

@@ -1,0 +1,46 @@
+"""What the recursion has to know of a torch optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import SGD, Adam, Adamax, NAdam, RAdam
+
+from ..runtime.updating import Optimizer
+from ..schedule.stability import Motion
+
+__all__ = ["motion_of"]
+
+#: They follow an average of the gradients, whatever they divide it by.
+_AVERAGING = (Adam, Adamax, NAdam, RAdam)
+
+
+def motion_of(optimizer: Optimizer) -> Motion | None:
+    """How an optimizer moves most of its weights; `None` if no recursion here describes it.
+
+    What Adam and its kin divide the average by changes slowly and counts as part of the curvature. NAdam looks ahead
+    as Nesterov's momentum does, with the momentum that it rises to.
+
+    >>> import torch
+    >>> weights = [torch.zeros(1)]
+    >>> motion_of(torch.optim.NAdam(weights, betas=(0.75, 0.999)))
+    Motion(momentum=0.75, nesterov=True, fed=0.25, decay=0.0, decoupled=False, scale_free=True)
+    >>> motion_of(torch.optim.RMSprop(weights)) is None
+    True
+    """
+    group = max(optimizer.param_groups, key=lambda one: sum(p.numel() for p in one["params"]))
+    if isinstance(optimizer, SGD):
+        momentum = float(group["momentum"])
+        fed = 1.0 - float(group["dampening"]) if momentum else 1.0
+        return Motion(momentum, bool(group["nesterov"]), fed, _decay(group))
+    if isinstance(optimizer, _AVERAGING):
+        momentum = float(group["betas"][0])
+        # Decay inside the gradient is divided like it, by what is not known here.
+        decoupled = bool(group.get("decoupled_weight_decay", False))
+        decay = _decay(group) if decoupled else 0.0
+        return Motion(momentum, isinstance(optimizer, NAdam), 1.0 - momentum, decay, decoupled, scale_free=True)
+    return None
+
+
+def _decay(group: dict[str, Any]) -> float:
+    return float(group["lr"]) * float(group["weight_decay"])
