@@ -418,8 +418,13 @@ class Run:
         """Wait for a checkpoint that is still being written, and raise what went wrong with it; told once."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            with self._world.calls.waiting():
-                saving.wait()
+            try:
+                with self._world.calls.waiting():
+                    saving.wait()
+            finally:
+                if self._world.group is None:
+                    # Alone, nothing else has to be closed.
+                    ended(self)
 
     def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any]:
         """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters.

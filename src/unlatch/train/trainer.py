@@ -68,10 +68,11 @@ class Trainer:
     - `checkpoints`: a folder for them, or a `Checkpoints` that says how many are kept. With one, SIGTERM and Ctrl-C end
       `fit` with a checkpoint, and `resume` continues from the latest.
     - `save_every`: `"50 batches"`, `"5 minutes"` or `"1 epochs"` between checkpoints, which are written while training
-      goes on; none by default.
+      goes on; none by default. After the last epoch there is none: call `save()`.
     - `callbacks`: are told what happens, in this order; see `unlatch.callbacks`.
     - `metrics`: what evaluations measure beside the loss, see `unlatch.metrics`; by default what the run does.
-    - `monitor`: the result of an evaluation by which checkpoints are the best, as `"accuracy"` or a `Monitor`.
+    - `monitor`: the result of an evaluation by which checkpoints are the best, as `"accuracy"` or a `Monitor`;
+      schedulers that wait for a plateau watch it too. By default they watch the loss.
 
     >>> import torch, unlatch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
@@ -304,7 +305,8 @@ class Trainer:
         found = self.evaluate() if evaluates else {}
         if evaluates:
             self._tell_together("on_evaluation", found)
-        self.run.end_epoch(found.get("loss", self._total.mean_loss))
+        watched = found.get(self.monitor.name or "loss", found.get("loss", self._total.mean_loss))
+        self.run.end_epoch(watched)
         epoch = self._closed(found)
         self.history.append(epoch)
         if self._callbacks.listed:
