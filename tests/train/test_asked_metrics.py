@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from unlatch.errors import ConfigError, ShapeMismatch, StageFailed
+from unlatch.errors import ConfigError, DataError, ShapeMismatch, StageFailed
 from unlatch.metrics import accuracy, perplexity, top_k
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -236,3 +236,22 @@ def test_counts_below_one_are_divided_by():
         run = classifier(loss_fn=loss_fn)
         found.append((run.step(x, y).loss, run.evaluate([(x, y)])["loss"]))
     assert found[1] == pytest.approx(found[0])
+
+
+def test_nothing_has_no_mean():
+    """An evaluation of nothing gave a loss of 0 and so passed for a perfect one."""
+    run = classifier()
+    assert math.isnan(run.evaluate([])["loss"])
+    x, y = torch.randn(4, 4), torch.full((4,), -100)
+    found = run.evaluate([(x, y)], metrics=[accuracy, perplexity])
+    assert math.isnan(found["accuracy"])
+    assert math.isnan(found["perplexity"])
+
+
+def test_a_class_of_losses_a_dict_and_a_scheduler_that_is_none_are_named():
+    with pytest.raises(ConfigError, match=r"loss_fn is the class CrossEntropyLoss, which makes losses: pass"):
+        classifier(loss_fn=torch.nn.CrossEntropyLoss)
+    with pytest.raises(DataError, match=r"a batch is a pair here, step\(x, y\), got one dict of input, labels"):
+        classifier().step({"input": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long)})
+    with pytest.raises(ConfigError, match="None"):
+        classifier(lr_scheduler=lambda optimizer: None)

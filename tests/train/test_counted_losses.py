@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -10,6 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
+from tied_nets import TiedLM, token_mean, token_sum, tokens
+from unlatch.errors import NonFinite
+from unlatch.methods import get
+from unlatch.nn.heads import GradientSynthesiser
 
 
 def begun(method, loss_fn, **options) -> unlatch.Run:
@@ -67,9 +72,7 @@ def test_a_loss_that_fails_on_a_whole_batch_does_not_end_training() -> None:
         return token_mean(output, target)
 
     method = get("gpipe", microbatches=2)
-    run = unlatch.parallelize(
-        TiedLM(), method, stages=1, loss_fn=picky, optimizer=partial(torch.optim.SGD, lr=0.05)
-    )
+    run = unlatch.parallelize(TiedLM(), method, stages=1, loss_fn=picky, optimizer=partial(torch.optim.SGD, lr=0.05))
     assert math.isfinite(run.step(*tokens(1, 4)[0]).loss or math.nan)
     run.flush()
 
