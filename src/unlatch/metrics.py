@@ -26,6 +26,7 @@ __all__ = [
     "Sums",
     "accuracy",
     "checked",
+    "fitted",
     "name_of",
     "perplexity",
     "summary_of",
@@ -155,8 +156,8 @@ class _Perplexity(_OfClasses):
 
     def summary(self, sums: Sums) -> dict[str, float]:
         total, count = sums[self.name]
-        mean = total / max(count, 1.0)
-        return {self.name: math.exp(mean) if mean < 700 else math.inf}
+        mean = total / count if count else math.nan
+        return {self.name: math.inf if mean >= 700 else math.exp(mean)}
 
 
 #: The share of positions whose class has the highest score.
@@ -205,6 +206,20 @@ def checked(metrics: Any) -> tuple[Metric, ...]:
     return tuple(metrics)
 
 
+def fitted(asked: Sequence[Metric], known: Sequence[Metric]) -> tuple[Metric, ...]:
+    """What was asked for; ready metrics without options of their own look at the positions that `known` ones look at.
+
+    >>> fitted([accuracy, top_k(5, shift=2)], [perplexity(shift=1)])
+    (_TopK(ignore=-100, shift=1, axis=None, k=1), _TopK(ignore=-100, shift=2, axis=None, k=5))
+    """
+    model = next((metric for metric in known if isinstance(metric, _OfClasses)), None)
+    if model is None:
+        return tuple(asked)
+    plain = [isinstance(metric, _OfClasses) and not metric.shift and metric.axis is None for metric in asked]
+    where = {"shift": model.shift, "axis": model.axis}
+    return tuple(metric(**where) if alone else metric for metric, alone in zip(asked, plain, strict=True))  # type: ignore[misc,call-arg]
+
+
 def name_of(metric: Metric) -> str:
     """For messages."""
     if isinstance(metric, _OfClasses):
@@ -239,7 +254,7 @@ def summary_of(metric: Metric, sums: Sums) -> dict[str, float]:
     """The numbers that a metric reports of the sums over all batches."""
     summarise = getattr(metric, "summary", None)
     if summarise is None:
-        return {name: total / count if count else 0.0 for name, (total, count) in sums.items()}
+        return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
     found = summarise(sums)
     if not isinstance(found, Mapping) or not all(isinstance(k, str) and _is_number(v) for k, v in found.items()):
         raise ShapeMismatch(f"its summary returned {_shown(found)}: expected a dict of numbers by name")

@@ -11,6 +11,7 @@ import torch
 import unlatch
 from hf_models import FAMILIES, SHAPE, TOKENS, batch_of, gpt2, hf, model_of, sgd
 from unlatch.errors import ConfigError, DataError, PlanError
+from unlatch.metrics import accuracy, perplexity
 from unlatch.nn import chain, state_names
 from unlatch.nn.foreign import foreign
 
@@ -456,3 +457,19 @@ def test_pretrained_weights_there_and_back(tmp_path):
     x = batch_of("llama")
     close(again.eval()(**x).logits, run.module().eval()(**x).logits, 0.0)
     assert (again(**x).logits - source.eval()(**x).logits).abs().max() > 1e-4
+
+
+def test_ready_metrics_look_at_the_positions_that_a_causal_model_answers_for() -> None:
+    """Asked for without a shift, accuracy compared each answer with the token that it was made from."""
+    run = unlatch.parallelize(model_of("gpt2"), stages=1, optimizer=sgd)
+    batch = batch_of("gpt2")
+    known = run.evaluate([batch])
+    asked = run.evaluate([batch], metrics=[accuracy, perplexity])
+    assert (asked["accuracy"], asked["perplexity"]) == (known["accuracy"], known["perplexity"])
+
+
+def test_an_encoder_decoder_is_refused_without_a_loss_too() -> None:
+    config = hf("T5Config")(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=20)
+    model = hf("T5ForConditionalGeneration")(config)
+    with pytest.raises(PlanError, match="encoder"):
+        unlatch.parallelize(model, stages=2, optimizer=sgd)

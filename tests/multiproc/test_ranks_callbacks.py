@@ -38,3 +38,12 @@ def test_a_callback_that_raises_while_others_exchange_values(ranks2):
     found = ranks2.run(callback_jobs.fails_to_write, 0)
     text = "callback FailsToWrite raised in on_log after batch 5: OSError: no room."
     assert found == [f"CallbackFailed: {text}", f"PeerLost: rank 0 stopped: {text}"]
+
+
+def test_a_callback_that_raises_while_others_exchange_values_leaves_nobody_waiting(ranks2):
+    first, second = ranks2.run(callback_jobs.fails_before_exchange, timeout=60)
+    assert (
+        first
+        == "CallbackFailed: callback FailsBeforeExchange raised in on_epoch after batch 5: ValueError: no such curve"
+    )
+    assert second.startswith("OutOfStep: ")

@@ -85,7 +85,7 @@ def test_two_parameters_over_one_memory(frozen: int | None) -> None:
     said = r"the memory of two parameters, '0\.weight' and '1\.weight'"
     if frozen is not None:
         model[frozen].weight.requires_grad_(False)
-        said += rf", of which '{frozen}\.weight' is frozen"
+        said += rf" \('{frozen}\.weight' is frozen\)"
     check(model, [0])
     with pytest.raises(PlanError, match=said):
         check(model, [0, 1])

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import unlatch
 from unlatch.callbacks import EMA, Callback, EarlyStopping, LearningRates
-from unlatch.errors import CallbackFailed, PeerLost
+from unlatch.errors import CallbackFailed, OutOfStep, PeerLost
 from unlatch.metrics import accuracy, perplexity, top_k
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -141,3 +141,22 @@ def fails(folder: str, rank: int) -> tuple[str, str, bool]:
         trainer = unlatch.Trainer(run, Path(folder), callbacks=[EMA()])
         resumed = trainer.resume()
         return text, Path(folder, "latest").readlink().name, resumed and 3 <= run.batches < 400
+
+
+class FailsBeforeExchange(Callback):
+    """Raises on rank 0 while the others exchange values in the same hook."""
+
+    def on_epoch(self, trainer: unlatch.Trainer, epoch: unlatch.train.Epoch) -> None:
+        if trainer.rank == 0:
+            raise ValueError("no such curve")
+        trainer.gather(epoch.loss)
+
+
+def fails_before_exchange() -> str:
+    """What a rank is told."""
+    with begun() as run:
+        try:
+            unlatch.Trainer(run, callbacks=[FailsBeforeExchange()]).fit(mine(run, batches()), epochs=2)
+        except (CallbackFailed, OutOfStep) as error:
+            return f"{type(error).__name__}: {error}"
+    return ""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from unlatch.errors import ConfigError, ShapeMismatch, StageFailed
+from unlatch.errors import ConfigError, DataError, ShapeMismatch, StageFailed
 from unlatch.metrics import accuracy, perplexity, top_k
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -222,3 +222,36 @@ def test_what_is_no_list_of_metrics_is_refused(metrics):
 def test_unknown_options():
     with pytest.raises(ConfigError, match="accuracy has the options ignore, shift, axis, k; got shfit"):
         accuracy(shfit=1)
+
+
+def test_counts_below_one_are_divided_by():
+    """A loss whose weights add up to less than 1 was reported as its sum."""
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+
+    def weighted(output, target):
+        return 0.01 * cross_entropy(output, target, reduction="sum"), 0.01 * len(target)
+
+    found = []
+    for loss_fn in (cross_entropy, weighted):
+        run = classifier(loss_fn=loss_fn)
+        found.append((run.step(x, y).loss, run.evaluate([(x, y)])["loss"]))
+    assert found[1] == pytest.approx(found[0])
+
+
+def test_nothing_has_no_mean():
+    """An evaluation of nothing gave a loss of 0 and so passed for a perfect one."""
+    run = classifier()
+    assert math.isnan(run.evaluate([])["loss"])
+    x, y = torch.randn(4, 4), torch.full((4,), -100)
+    found = run.evaluate([(x, y)], metrics=[accuracy, perplexity])
+    assert math.isnan(found["accuracy"])
+    assert math.isnan(found["perplexity"])
+
+
+def test_a_class_of_losses_a_dict_and_a_scheduler_that_is_none_are_named():
+    with pytest.raises(ConfigError, match=r"loss_fn is the class CrossEntropyLoss, which makes losses: pass"):
+        classifier(loss_fn=torch.nn.CrossEntropyLoss)
+    with pytest.raises(DataError, match=r"a batch is a pair here, step\(x, y\), got one dict of input, labels"):
+        classifier().step({"input": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.long)})
+    with pytest.raises(ConfigError, match="None"):
+        classifier(lr_scheduler=lambda optimizer: None)

@@ -412,3 +412,8 @@ def test_recalibration_at_the_end():
     assert trainer.recalibrated["recalibrated_loss"] == expected["recalibrated_loss"]
     assert heard.numbers == {f"eval/{name}": value for name, value in trainer.recalibrated.items()}
     assert all(torch.equal(t, statistics[name]) for name, t in run.module().state_dict().items())
+
+
+def test_a_single_callback_instead_of_a_list_is_named():
+    with pytest.raises(ConfigError, match=r"callbacks must be a list of callbacks, got .*; put it into brackets"):
+        unlatch.Trainer(begun(), callbacks=LearningRates())

@@ -184,6 +184,8 @@ def test_what_is_no_factory_is_named():
         begun({"name": "cosine"})
     with pytest.raises(ConfigError, match=r"got a SGD that is made already: pass functools.partial\(SGD, lr="):
         unlatch.parallelize(tanh_net(2), stages=1, loss_fn=mse_loss, optimizer=optimizer)
+    with pytest.raises(ConfigError, match=r"got str: pass functools.partial\(torch.optim.SGD, lr="):
+        unlatch.parallelize(tanh_net(2), stages=1, loss_fn=mse_loss, optimizer="sgd")
     with pytest.raises(ConfigError, match=r"must return a scheduler, something with step\(\), got int"):
         begun(lambda optimizer: 3)
     with pytest.raises(ConfigError, match='lr_scheduler_per must be "update" or "epoch", got \'batch\''):

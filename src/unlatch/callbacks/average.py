@@ -93,7 +93,10 @@ class EMA(Callback):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the run shows the averaged weights, for `evaluate` and `module()`, not to train. On every rank."""
+        """Inside, the run shows the averaged weights, for `evaluate` and `module()`, not to train. On every rank.
+
+        What `module()` returns is the model itself: copy there what is to stay.
+        """
         if self._trainer is None or not self._averages:
             raise ConfigError("there is no average yet: pass the callback to a Trainer and call fit")
         with ExitStack() as shown:

@@ -135,13 +135,13 @@ def ties(blocks: Sequence[Block], model: Model | None = None) -> list[Tie]:
     owners: dict[int, tuple[int, str, nn.Parameter]] = {}
     for index, block in enumerate(blocks):
         for local, parameter in block.module.named_parameters():
-            name = names.get(id(parameter), local)
+            name = names.get(id(parameter), f"{block.name}.{local}")
             # Two Parameters over the same memory are tied as well; memory that does not exist (meta) has address 0.
             first, other, owner = owners.setdefault(parameter.data_ptr() or id(parameter), (index, name, parameter))
             if first != index and owner is not parameter:
                 frozen = next((n for n, p in ((other, owner), (name, parameter)) if not p.requires_grad), None)
-                state = f", of which '{frozen}' is frozen" if frozen is not None else ""
-                found.append(Tie(first, index, f"the memory of two parameters, '{other}' and '{name}'{state},"))
+                state = f" ('{frozen}' is frozen)" if frozen is not None else ""
+                found.append(Tie(first, index, f"the memory of two parameters, '{other}' and '{name}'{state}"))
     users: dict[int, int] = {}
     for index, block in enumerate(blocks):
         for local, module in block.module.named_modules():

@@ -109,7 +109,9 @@ class GradientSynthesiser(nn.Module):
     def forward(self, h: Tensor, target: Tensor | None = None) -> Tensor:
         z = self.first(widened(h))
         if self.label is not None and target is not None:
-            z = z + self.label(target).view(self._label_shape)
+            # Labels below 0 are those that losses ignore: nothing is known there.
+            known = (target >= 0).to(z.dtype).unsqueeze(-1)
+            z = z + (self.label(target.clamp_min(0)) * known).view(self._label_shape)
         z = F.relu(z)
         z = F.relu(self.second(z))
         guess: Tensor = self.third(z) * self.scale

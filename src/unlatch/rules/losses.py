@@ -46,7 +46,7 @@ def measured(found: Any) -> tuple[Tensor, float | None]:
     ((tensor(2.), 3.0), (tensor(0.5000), None))
     """
     total, count = taken_apart(found)
-    return (total, None) if count is None else (total / max(count, 1.0), count)
+    return (total, None) if count is None else (total / (count or 1.0), count)
 
 
 def _shown(found: Any) -> str:

@@ -382,7 +382,7 @@ class Engine:
             self._batch_samples += micro.size
             behind = self.recorder.behind(micro.id)
             if micro.index == micro.count - 1:
-                loss = self._batch_loss if count is None else self._batch_loss / max(self._batch_count, 1.0)
+                loss = self._batch_loss if count is None else self._batch_loss / (self._batch_count or 1.0)
                 weight = self._batch_samples if count is None else self._batch_count
                 finished.append(Finished(micro.batch, loss, self._batch_samples, behind, weight))
                 self._batch_loss, self._batch_count, self._batch_samples = 0.0, 0.0, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -143,7 +144,8 @@ def _naming(metric: Metric, where: str) -> Iterator[None]:
 
 def _summary(sums: Sums, metrics: Sequence[Metric]) -> dict[str, float]:
     samples, (loss, weight) = sums["samples"][0], sums["loss"]
-    result = {"loss": loss / max(1.0, weight), "samples": samples}
+    # Of nothing there is no mean: a number would pass for a good result.
+    result = {"loss": loss / weight if weight else math.nan, "samples": samples}
     for number, metric in enumerate(metrics):
         start = f"{number}/"
         own = {name.removeprefix(start): pair for name, pair in sums.items() if name.startswith(start)}

@@ -119,10 +119,13 @@ class Passes(Measured):
                 f"the loss must be one number, got a tensor of shape {tuple(loss.shape)} for {micro}: let loss_fn take "
                 "the mean (and say loss_reduction='sum' if it adds instead), or return (sum, count)"
             )
-        mean = loss if self.count is None else loss / max(self.count, 1.0)
+        mean = loss if self.count is None else loss / (self.count or 1.0)
         self.loss = value = float(mean.detach())
         if self.options.checks_finite and not math.isfinite(value):
-            raise NonFiniteLoss(f"the loss of {micro} is {value}", f"stage {self.index}{self._progress()}")
+            found = f"the loss of {micro} is {value}"
+            if math.isnan(value) and micro.count > 1 and self.count is None:
+                found += " (a mean over nothing, if it has no target that counts: let loss_fn return (sum, count))"
+            raise NonFiniteLoss(found, f"stage {self.index}{self._progress()}")
         if self.count is not None and self.counts_add_up:
             return loss
         return mean if micro.scale == 1.0 else mean * micro.scale

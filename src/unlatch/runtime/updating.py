@@ -55,7 +55,7 @@ class Updater:
         self._by_epoch = isinstance(lr_scheduler, PerEpoch)
         # Epochs that have ended while updates of theirs are still to come: after which update, and with which metric.
         self._epoch_ends: list[tuple[int, float | None]] = []
-        if self.scheduler is not None:
+        if lr_scheduler is not None and self.optimizer is not None:
             _check_scheduler(self.scheduler, self._by_epoch)
         #: Of this stage on every learning rate.
         self.factor = rule.scale(place)

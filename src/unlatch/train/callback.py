@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..errors import CallbackFailed, ConfigError, UnlatchError
+from ..errors import CallbackFailed, ConfigError, OutOfStep, UnlatchError
 from .epoch import Epoch
 from .run import StepResult
 
@@ -89,6 +89,8 @@ class Callbacks:
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Callback]) -> None:
         self._trainer = trainer
+        if not isinstance(callbacks, Iterable):
+            raise ConfigError(f"callbacks must be a list of callbacks, got {callbacks!r:.80}; put it into brackets")
         self.listed = list(callbacks)
         callback: Any
         for number, callback in enumerate(self.listed):
@@ -138,8 +140,8 @@ class Callbacks:
         try:
             yield
         except Exception as error:
-            if isinstance(error, UnlatchError) and run.failure() is not None:
-                # Not the callback is at fault: it waited for a rank that is gone.
+            if isinstance(error, OutOfStep) or (isinstance(error, UnlatchError) and run.failure() is not None):
+                # Not the callback is at fault: it waited for a rank that is gone, or whose own callback has raised.
                 raise
             if self.failure is None:
                 self.failure = CallbackFailed(

@@ -88,7 +88,7 @@ class Pass:
     @property
     def mean_loss(self) -> float:
         """Over what the losses are means over."""
-        return self.loss / max(1.0, self.weight)
+        return self.loss / (self.weight or 1.0)
 
     @property
     def speed(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..data.pairs import pairs
-from ..errors import PlanError
+from ..errors import DataError, PlanError
 from ..nn.chain import Block, Model, as_module
 from ..nn.chain_check import check_chain, check_own_loss
 from ..nn.foreign import foreign
@@ -55,6 +55,11 @@ class Intake:
         if self._foreign is not None:
             batch = x if y is None and isinstance(x, Mapping) else (x, y)
             x, y = self._foreign.taken_apart(batch, own_loss=self._own_loss)
+        elif y is None and isinstance(x, Mapping) and "labels" in x:
+            raise DataError(
+                f"a batch is a pair here, step(x, y), got one dict of {', '.join(map(str, x))}: only models of a "
+                "library with such batches take them apart themselves"
+            )
         if not self._proven:
             self._prove(x, y)
             self._proven = True
@@ -73,8 +78,3 @@ class Intake:
             # What a user's module raises it raises in training too, which then says for which stage and batch.
             if error.__cause__ is None or self._foreign is not None:
                 raise
-
-
-def _is_plain(model: Model) -> bool:
-    """Torch's own modules in a row do what they say."""
-    return all(type(part).__module__.startswith("torch.nn.") for part in as_module(model).modules())

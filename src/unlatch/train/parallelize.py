@@ -106,6 +106,8 @@ def parallelize(
     """
     _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite)
     check_factories(optimizer, lr_scheduler, lr_scheduler_per)
+    if isinstance(loss_fn, type):
+        raise ConfigError(f"loss_fn is the class {loss_fn.__name__}, which makes losses: pass {loss_fn.__name__}()")
     elsewhere, own_loss = foreign(model), loss_fn is None
     loss = _own_loss(elsewhere, model) if loss_fn is None else loss_fn
     batch = _taken_apart(elsewhere, sample, own_loss)
@@ -166,7 +168,9 @@ def parallelize(
             own_loss=own_loss,
         )
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
-        run.metrics = checked(elsewhere.metrics if metrics is None and elsewhere is not None and own_loss else metrics)
+        if elsewhere is not None and own_loss:
+            run.known_metrics = tuple(elsewhere.metrics or ())
+        run.metrics = checked(metrics if metrics is not None else run.known_metrics or None)
         run.notes += [n for n in (plan.note, tuned, stored) if n]
         run.notes += chosen.notes(run.method_statistics())
         if world.rank == 0:
@@ -194,6 +198,8 @@ def _own_loss(elsewhere: Foreign | None, model: Model) -> LossFunction:
         raise ConfigError("loss_fn is missing: pass a function of output and target, such as F.cross_entropy")
     loss: LossFunction | None = elsewhere.loss
     if loss is None:
+        # A model that cannot be cut at all says so here.
+        elsewhere.blocks()
         raise ConfigError(
             f"{type(model).__name__} has no loss that is known here: pass loss_fn, a function of output and labels, or "
             "take a class with a head for causal or masked language modelling or for classification"

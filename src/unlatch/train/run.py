@@ -20,7 +20,7 @@ from torch import nn
 from ..advise.advice import advise
 from ..errors import DataError, Interrupted, PeerLost, StageFailed, TransportError, UnlatchError
 from ..methods import Method
-from ..metrics import DEFAULT, Metric, checked
+from ..metrics import DEFAULT, Metric, checked, fitted
 from ..nn.chain import as_module
 from ..nn.tree import Tree, batch_size, copied
 from ..plan import Plan
@@ -122,6 +122,8 @@ class Run:
         self.notes: list[str] = []
         #: What is measured in evaluations that do not ask for something else.
         self.metrics: tuple[Metric, ...] = DEFAULT
+        #: Metrics that are known to fit the model and its own loss.
+        self.known_metrics: tuple[Metric, ...] = ()
         describe = health.describe if health is not None else str
         self._guard = Guard(
             self._options.nonfinite,
@@ -256,7 +258,7 @@ class Run:
         devices = engine.devices[:stages]
         if loader is not None and engine.holds_first:
             loader = self._batches_of(loader, "evaluate")
-        asked = checked(metrics) if metrics is not None else self.metrics
+        asked = fitted(checked(metrics) if metrics is not None else self.metrics, self.known_metrics)
         loss_fn = self._options.loss_fn
         found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=loss_fn, metrics=asked)
         # A rank without a stage of its own takes no part.
@@ -418,8 +420,13 @@ class Run:
         """Wait for a checkpoint that is still being written, and raise what went wrong with it; told once."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            with self._world.calls.waiting():
-                saving.wait()
+            try:
+                with self._world.calls.waiting():
+                    saving.wait()
+            finally:
+                if self._world.group is None:
+                    # Alone, nothing else has to be closed.
+                    ended(self)
 
     def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any]:
         """Continue from a checkpoint: weights and, unless told otherwise, optimizer, learning rates and counters.

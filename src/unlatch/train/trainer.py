@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import CallbackFailed, ConfigError, DataError, Interrupted, PeerLost, UnlatchError
+from ..errors import CallbackFailed, ConfigError, DataError, Interrupted, OutOfStep, PeerLost, UnlatchError
 from ..io.checkpoints import Checkpoints
 from ..metrics import Metric, checked
 from ..nn.tree import batch_size, copied
@@ -68,10 +68,11 @@ class Trainer:
     - `checkpoints`: a folder for them, or a `Checkpoints` that says how many are kept. With one, SIGTERM and Ctrl-C end
       `fit` with a checkpoint, and `resume` continues from the latest.
     - `save_every`: `"50 batches"`, `"5 minutes"` or `"1 epochs"` between checkpoints, which are written while training
-      goes on; none by default.
+      goes on; none by default. After the last epoch there is none: call `save()`.
     - `callbacks`: are told what happens, in this order; see `unlatch.callbacks`.
     - `metrics`: what evaluations measure beside the loss, see `unlatch.metrics`; by default what the run does.
-    - `monitor`: the result of an evaluation by which checkpoints are the best, as `"accuracy"` or a `Monitor`.
+    - `monitor`: the result of an evaluation by which checkpoints are the best, as `"accuracy"` or a `Monitor`;
+      schedulers that wait for a plateau watch it too. By default they watch the loss.
 
     >>> import torch, unlatch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
@@ -265,7 +266,11 @@ class Trainer:
         """All ranks alike: raise what a callback has raised on any of them; a wish to stop is a wish of all."""
         failure = self._callbacks.failure
         with self.run._reporting("fit"):
-            told = self.run._world.gather((None if failure is None else str(failure), self.stopped))
+            try:
+                told = self.run._world.gather((None if failure is None else str(failure), self.stopped))
+            except OutOfStep as error:
+                # Others still exchange values in the callback that has raised here: it is the cause.
+                raise failure or error from (failure.__cause__ if failure is not None else None)
             failed = {rank: text for rank, (text, _) in enumerate(told) if text is not None}
             if failed:
                 outcome = self._saved_after_all()
@@ -300,7 +305,8 @@ class Trainer:
         found = self.evaluate() if evaluates else {}
         if evaluates:
             self._tell_together("on_evaluation", found)
-        self.run.end_epoch(found.get("loss", self._total.mean_loss))
+        watched = found.get(self.monitor.name or "loss", found.get("loss", self._total.mean_loss))
+        self.run.end_epoch(watched)
         epoch = self._closed(found)
         self.history.append(epoch)
         if self._callbacks.listed:

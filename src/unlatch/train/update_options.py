@@ -18,16 +18,20 @@ def check_factories(optimizer: Any, lr_scheduler: Any, per: str) -> None:
     if not callable(optimizer):
         raise ConfigError(
             f"optimizer must be a function from parameters to an optimizer, called once per stage, got "
-            f"{_described(optimizer)}: pass functools.partial({type(optimizer).__name__}, lr=...)"
+            f"{_described(optimizer)}: pass functools.partial({_class_to_pass(optimizer, 'torch.optim.SGD')}, lr=...)"
         )
     if lr_scheduler is not None and not callable(lr_scheduler):
         raise ConfigError(
             "lr_scheduler must be a function from an optimizer to its scheduler, called once per stage, got "
-            f"{_described(lr_scheduler)}: pass functools.partial({type(lr_scheduler).__name__}, ...) without the "
-            "optimizer"
+            f"{_described(lr_scheduler)}: pass functools.partial({_class_to_pass(lr_scheduler, 'StepLR')}, ...) "
+            "without the optimizer"
         )
     if per not in ("update", "epoch"):
         raise ConfigError(f'lr_scheduler_per must be "update" or "epoch", got {per!r}')
+
+
+def _class_to_pass(value: Any, otherwise: str) -> str:
+    return type(value).__name__ if isinstance(value, Optimizer | LRScheduler) else otherwise
 
 
 def _described(value: Any) -> str:

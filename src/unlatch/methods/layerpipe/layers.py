@@ -86,6 +86,7 @@ class Home(Stage):
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
         with self._autocast():
             loss = self._checked_loss(self.options.loss_fn(unflatten(spec, leaves), target), micro)
+            self.whole.add(micro, outputs, target, self.loss, self.count)
         wanted = [t for t in leaves if t.requires_grad]
         found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
         return [next(found) if t.requires_grad else None for t in leaves]
