@@ -165,9 +165,11 @@ MOTIONS = st.builds(
 
 
 def assert_first_lost_at(limit: float, lags: list[Lag]) -> None:
-    # Directions of no curvature stand still: a mode at 1. Multiple modes are found only to a root of machine precision.
-    assert all(period_radius(part * limit, lags) < 1 + 1e-6 for part in (0.05, 0.25, 0.5, 0.75, 0.9, 0.998))
-    assert period_radius(1.002 * limit, lags) > 1 + 1e-6
+    # Alone, a stage has no direction without curvature. Together they have: a mode at 1 that stands still, several of
+    # them at once, which are found only to a root of machine precision.
+    near, rounding = (1e-3, 1e-9) if len(lags) == 1 else (2e-3, 1e-6)
+    assert all(period_radius(part * limit, lags) < 1 + rounding for part in (0.05, 0.25, 0.5, 0.75, 0.9, 1 - near))
+    assert period_radius((1 + near) * limit, lags) > 1 + (0 if len(lags) == 1 else rounding)
 
 
 @settings(max_examples=60, deadline=None)

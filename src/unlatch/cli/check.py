@@ -43,7 +43,7 @@ def command(
     The batches are of your own data. Every line says ok, differs (how much) or not applicable (why). The exit code is 1
     if something differs, or if a fault does not end as it should.
     """
-    from .checks.every import findings_about
+    from .checks import findings_about
     from .settings import read_settings
 
     if faults:

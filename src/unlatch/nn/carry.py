@@ -9,8 +9,8 @@ embeddings). All blocks in between then pass on more than they use. They are wra
 
 so that the rest of the library sees ordinary blocks with a dict between them. Whatever crosses a cut is a tensor of the
 state: it is sent, kept and differentiated like all others, and its gradient comes back the same way. So a weight that
-is used in several stages gets the gradient of the chain rule, under every method. It is trained where it is used first,
-and has one version per micro-batch everywhere.
+is used in several stages gets the gradient of the chain rule, under every method that sends gradients. It is trained
+where it is used first, and has one version per micro-batch everywhere.
 """
 
 from __future__ import annotations

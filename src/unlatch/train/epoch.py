@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import ConfigError
 from ..runtime.engine import Finished
 
-__all__ = ["Epoch", "Monitor", "Pass"]
+__all__ = ["Epoch", "Monitor", "Pass", "results_by_path"]
 
 #: How names end of which less is better.
 _LESS_IS_BETTER = ("loss", "perplexity", "error")
@@ -29,6 +30,24 @@ class Epoch:
     def score(self) -> float:
         """How good the model is after it, higher is better: the accuracy, or minus the loss where there is none."""
         return self.evaluation.get("accuracy", -self.evaluation.get("loss", self.loss))
+
+    def numbers(self) -> dict[str, float]:
+        """Its number, losses, speed and results by the names that logs use."""
+        return {
+            "epoch/number": self.epoch + 1,
+            "train/epoch_loss": self.loss,
+            "train/samples_per_second": self.samples_per_second,
+            **results_by_path(self.evaluation),
+        }
+
+
+def results_by_path(evaluation: Mapping[str, float]) -> dict[str, float]:
+    """Results by the names that logs use, in which a metric's own name is one part of a path.
+
+    >>> results_by_path({"top 5": 0.9})
+    {'eval/top_5': 0.9}
+    """
+    return {f"eval/{re.sub(r'[^A-Za-z0-9_.@-]+', '_', name)}": value for name, value in evaluation.items()}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..nn.tree import batch_size, copied
 from ..runtime.engine import Finished, Order
 from ..transport.signals import heeding_signals
 from .callback import Callback, Callbacks
-from .epoch import Epoch, Monitor, Pass
+from .epoch import Epoch, Monitor, Pass, results_by_path
 from .exact import random_state, restore_random
 from .measured import Measured, measure
 from .run import Loader, Run, StepResult
@@ -239,7 +239,7 @@ class Trainer:
         restore_random(numbers)
         found = self.run.evaluate_recalibrated(self._eval_loader, fresh, metrics=self.metrics)
         self.recalibrated = {name: value for name, value in found.items() if name.startswith("recalibrated_")}
-        self.log({f"eval/{_plain(name)}": value for name, value in self.recalibrated.items()})
+        self.log(results_by_path(self.recalibrated))
 
     # --------------------------------------------------------------- callbacks
 
@@ -311,7 +311,7 @@ class Trainer:
         self.history.append(epoch)
         if self._callbacks.listed:
             self.measured = measure(self.run, begun)
-            self.log({**_numbers(epoch), **self.measured.numbers()})
+            self.log({**epoch.numbers(), **self.measured.numbers()})
             self._tell_together("on_epoch", epoch)
         if not last:
             self._save_by_epoch(epoch)
@@ -596,18 +596,3 @@ def _go_to(loader: Loader, epoch: int) -> None:
     set_epoch = getattr(loader, "set_epoch", None)
     if set_epoch is not None:
         set_epoch(epoch)
-
-
-def _numbers(epoch: Epoch) -> dict[str, float]:
-    """Its number, losses, speed and results by the names that logs use."""
-    return {
-        "epoch/number": epoch.epoch + 1,
-        "train/epoch_loss": epoch.loss,
-        "train/samples_per_second": epoch.samples_per_second,
-        **{f"eval/{_plain(name)}": value for name, value in epoch.evaluation.items()},
-    }
-
-
-def _plain(name: str) -> str:
-    """The name of a metric as a part of a path."""
-    return re.sub(r"[^A-Za-z0-9_.@-]+", "_", name)
