@@ -25,6 +25,7 @@ class Blueprint:
     - `mean_loss`: whether the loss is a mean over samples.
     - `sample`: one batch, if the user gave one.
     - `own_loss`: whether the loss is one that the model brought along.
+    - `transport`: how messages travel between ranks: `"auto"` or `"gloo"`.
     """
 
     model: Model
@@ -38,6 +39,7 @@ class Blueprint:
     mean_loss: bool
     sample: tuple[Tree, Tree] | None
     own_loss: bool = False
+    transport: str = "auto"
 
     @property
     def stages(self) -> int:

@@ -23,7 +23,7 @@ from ..errors import NonFinite, PeerLost, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..nn.tree import copied
 from ..runtime.engine import Engine, Finished, Order
-from ..transport.link import Link
+from ..transport.link import Carrier
 from ..transport.mail import Voided
 from ..transport.world import World
 from .saving import Saving
@@ -86,7 +86,7 @@ class Guard:
         self,
         policy: str,
         engine: Engine,
-        links: Sequence[Link],
+        links: Sequence[Carrier],
         world: World,
         snapshot: Callable[[Mapping[str, Any]], Snapshot],
         finish_saving: Callable[[], None],

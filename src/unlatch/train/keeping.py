@@ -23,7 +23,7 @@ from ..nn.tree import copied
 from ..plan import Plan
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
-from ..transport.link import Link
+from ..transport.link import Carrier
 from . import snapshot
 from .batching import Compensation
 from .exact import packed, random_state, restore_random, share, unpacked, whole
@@ -54,7 +54,7 @@ class Keeping:
         blueprint: Blueprint,
         method: Method,
         engine: Engine,
-        links: Sequence[Link],
+        links: Sequence[Carrier],
         compensation: Compensation,
         rebuild: Callable[[Method, Plan], Run],
     ) -> None:

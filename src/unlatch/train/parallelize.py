@@ -55,6 +55,7 @@ def parallelize(
     nonfinite: Literal["stop", "skip", "ignore"] = "stop",
     stall_limit: float = 60.0,
     distributed: bool | None = None,
+    transport: Literal["auto", "gloo"] = "auto",
     faults: Faults | None = None,
 ) -> Run:
     """Cut a model into stages and train it with a method that does not wait for the whole network.
@@ -93,6 +94,8 @@ def parallelize(
       fault, as if it had never been fed. `"ignore"` does not look.
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
+    - `transport`: how messages travel between ranks. `"auto"`: between ranks of one machine through memory that both
+      see, otherwise by gloo; `"gloo"`: by gloo everywhere. Results are the same.
     - `faults`: what is to go wrong on purpose (`unlatch.Faults`); by default what `UNLATCH_FAULTS` says.
 
     >>> import torch
@@ -104,7 +107,7 @@ def parallelize(
     >>> [run.step(x, y).batch for _ in range(4)]
     [None, None, 0, 1]
     """
-    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite)
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, transport)
     check_factories(optimizer, lr_scheduler, lr_scheduler_per)
     if isinstance(loss_fn, type):
         raise ConfigError(f"loss_fn is the class {loss_fn.__name__}, which makes losses: pass {loss_fn.__name__}()")
@@ -166,6 +169,7 @@ def parallelize(
             mean_loss=loss_reduction == "mean",
             sample=batch,
             own_loss=own_loss,
+            transport=transport,
         )
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
         if elsewhere is not None and own_loss:
@@ -180,7 +184,9 @@ def parallelize(
         return run
 
 
-def _check_arguments(stages: int, precision: str, reduction: str, clip: float | None, nonfinite: str) -> None:
+def _check_arguments(
+    stages: int, precision: str, reduction: str, clip: float | None, nonfinite: str, transport: str
+) -> None:
     if not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
     if precision not in ("fp32", "bf16"):
@@ -191,6 +197,8 @@ def _check_arguments(stages: int, precision: str, reduction: str, clip: float | 
         raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
     if nonfinite not in ("stop", "skip", "ignore"):
         raise ConfigError(f'nonfinite must be "stop", "skip" or "ignore", got {nonfinite!r}')
+    if transport not in ("auto", "gloo"):
+        raise ConfigError(f'transport must be "auto" or "gloo", got {transport!r}')
 
 
 def _own_loss(elsewhere: Foreign | None, model: Model) -> LossFunction:

@@ -35,7 +35,7 @@ from ..runtime.updating import Optimizer
 from ..schedule import Schedule
 from ..transport.ending import ended, opened
 from ..transport.health import Health
-from ..transport.link import Link
+from ..transport.link import Carrier
 from ..transport.mail import Voided
 from ..transport.reports import report_progress
 from ..transport.world import World
@@ -88,7 +88,7 @@ class Run:
         blueprint: Blueprint,
         method: Method,
         engine: Engine,
-        links: list[Link],
+        links: list[Carrier],
         health: Health | None,
         rebuild: Callable[[Method, Plan], Run],
     ) -> None:

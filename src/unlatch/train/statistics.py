@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..methods import Method
 from ..runtime.engine import Engine
 from ..runtime.events import Event, bubble
-from ..transport.link import Link
+from ..transport.link import Carrier
 from ..transport.world import World
 
 __all__ = ["StageStatistics", "gather_statistics"]
@@ -51,7 +51,7 @@ class StageStatistics:
     reconstruction: tuple[tuple[int, float], ...] = ()
 
 
-def gather_statistics(engine: Engine, method: Method, world: World, links: Sequence[Link]) -> list[StageStatistics]:
+def gather_statistics(engine: Engine, method: Method, world: World, links: Sequence[Carrier]) -> list[StageStatistics]:
     """Measure the local stages and exchange the results."""
     recorder = engine.recorder
     idle = bubble(recorder.events, engine.stages, recorder.pauses)

@@ -20,7 +20,8 @@ from ..runtime.faulty import break_engine, check_faults
 from ..schedule import OUTSIDE, Schedule, WholeNorm, steady_buffers
 from ..transport.faults import Faults
 from ..transport.faulty_link import FaultyLink
-from ..transport.link import Link
+from ..transport.link import Carrier, Link
+from ..transport.local_link import LocalLink, Neighbours, call_on_neighbours
 from ..transport.mail import Mail, Message
 from ..transport.world import World
 from .run import Run
@@ -60,7 +61,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
             f"{blueprint.stages}: a schedule must be made for the number of stages that it is asked for"
         )
     evaluation = evaluation_schedule(schedule.stages)
-    links: dict[int, Link] = {}
+    links: dict[int, Carrier] = {}
 
     def forward_to(message: Message) -> None:
         links[devices[message.stage]].send(message)
@@ -83,6 +84,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         fed=method.reads_on_every_rank,
     )
     make_link: Callable[..., Link] = Link
+    tampered = any(fault.message is not None for fault in faults)
     if faults:
         check_faults(faults, engine, inline=world.group is None)
         faults = faults.of_this_start()
@@ -98,8 +100,16 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
 
         health.describe = describe
         health.report_to(mail.fail)
-        for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
-            links[peer] = make_link(peer, world.group, mail, health, boxes)
+        peers = _peers((schedule, evaluation), devices, world.rank)
+        # Messages can be damaged on a wire, and not where there is none.
+        far = blueprint.transport == "gloo" or tampered
+        channels = call_on_neighbours(world, health, peers, alone=far)
+        neighbours = Neighbours(mail) if channels else None
+        for peer, boxes in peers.items():
+            if neighbours is not None and peer in channels:
+                links[peer] = LocalLink(peer, channels[peer], neighbours, mail, health, boxes)
+            else:
+                links[peer] = make_link(peer, world.group, mail, health, boxes)
 
     def rebuild(other: Method, plan: Plan) -> Run:
         """A run of the same model by another method and cut, from copies, in this process alone."""

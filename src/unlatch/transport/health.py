@@ -40,6 +40,7 @@ _INTERVAL = 1.0
 _BEAT = {"rank": int, "count": int, "leaves": bool, "calls": int, "recent": list, "waits": bool}
 _FAILURE = {"rank": int, "text": str}
 _STOP = {"rank": int, "signal": int}
+_CALL = {"rank": int, "to": int}
 
 
 @dataclass
@@ -110,6 +111,16 @@ class Health:
     def trust(self, secret: str) -> None:
         """From now on sign notes with `secret`, and believe those that are signed with it."""
         self._notary.secret = secret
+
+    def introduction(self, peer: int) -> bytes:
+        """What this rank says to `peer` when it calls it directly."""
+        place = f"{self._place}/call"
+        return self._notary.write(place, {"rank": self.rank, "to": peer}).encode()
+
+    def introduced(self, word: bytes) -> int | None:
+        """The rank that introduced itself to this one so; `None` if it is none of this run."""
+        note = self._notary.read(f"{self._place}/call", word, _CALL)
+        return note["rank"] if note is not None and note["to"] == self.rank else None
 
     def report_to(self, listener: Callable[[UnlatchError], None]) -> None:
         """Call `listener` too when waiting is in vain, at once if that is known already."""

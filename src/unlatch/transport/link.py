@@ -23,7 +23,7 @@ from ..errors import PeerLost, TransportError, UnlatchError
 from .mail import MARK, VOID, Mail, Message
 from .wire import HEADER_BYTES, close_notice, open_envelope, seal
 
-__all__ = ["Link"]
+__all__ = ["Carrier", "Link", "Witness"]
 
 
 class Witness(Protocol):
@@ -36,8 +36,32 @@ class Witness(Protocol):
         """The peer took its leave."""
 
 
+class Carrier(Protocol):
+    """Both directions of the connection to one peer, however it is made."""
+
+    @property
+    def peer(self) -> int:
+        """Its rank."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """So far."""
+
+    def send(self, message: Message) -> None:
+        """Hand over a message; returns at once. Its tensors must not be changed afterwards."""
+
+    def mark(self) -> None:
+        """Tell the peer that whatever was sent before belongs to the snapshot taken here."""
+
+    def void(self) -> None:
+        """Tell the peer that whatever was sent before counts for nothing."""
+
+    def close(self) -> None:
+        """Send what is left, take leave of the peer, and wait for its own leave."""
+
+
 class Link:
-    """Both directions of the connection to one peer.
+    """Both directions of the connection to one peer, over the process group.
 
     **Arguments:**
 

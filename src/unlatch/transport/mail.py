@@ -1,16 +1,19 @@
 """Where messages between stages wait: one box per (kind, stage), in the order they were sent.
 
-Inline, `post` and `take` are all there is. Distributed, a `Link` carries what is addressed to a stage of another rank,
-and receiver threads post what arrives.
+Inline, `post` and `take` are all there is. Distributed, a link carries what is addressed to a stage of another rank.
+What arrives from other machines is posted by receiver threads; what arrives from ranks of the same machine by whoever
+waits here, one thread at a time (`Fetcher`).
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import TransportError, UnlatchError
 from ..nn.tree import copied, tree_bytes
@@ -25,6 +28,7 @@ __all__ = [
     "MARK",
     "VOID",
     "Cut",
+    "Fetcher",
     "Mail",
     "Message",
     "Micro",
@@ -128,24 +132,24 @@ class Cut:
     """
 
     def __init__(
-        self, number: int, messages: list[Message], peers: Iterable[int], changed: threading.Condition
+        self,
+        number: int,
+        messages: list[Message],
+        peers: Iterable[int],
+        wait_until: Callable[[Callable[[], bool]], bool],
     ) -> None:
         self.number = number
         self.missing = set(peers)
         self.messages = messages
         #: Whether it will never be complete, since all ranks have gone back to an earlier state.
         self.dropped = False
-        self._changed = changed
+        self._wait_until = wait_until
 
     def wait(self, failure: Callable[[], UnlatchError | None]) -> list[dict[str, Any]]:
         """All of them as plain values, each box in its order."""
-        with self._changed:
-            while self.missing:
-                if (error := failure()) is not None:
-                    raise error
-                if self.dropped:
-                    raise TransportError("what was under way was called off before all of it was known")
-                self._changed.wait(timeout=1.0)
+        self._wait_until(lambda: not self.missing or self.dropped or failure() is not None)
+        if self.missing:
+            raise failure() or TransportError("what was under way was called off before all of it was known")
         return [
             {f.name: getattr(m, f.name) for f in fields(m)} | {"micro": asdict(m.micro) if m.micro else None}
             for m in self.messages
@@ -159,6 +163,16 @@ class _Boxed:
     message: Message
     nbytes: int
     age: int
+
+
+class Fetcher(Protocol):
+    """Who brings what has arrived from other ranks when it is asked."""
+
+    def fetch(self, seconds: float) -> None:
+        """Post what has arrived; wait for it so long if nothing has. Never asked by two threads at once."""
+
+    def ring(self) -> None:
+        """End a `fetch` that is under way on another thread."""
 
 
 class Mail:
@@ -183,6 +197,9 @@ class Mail:
         self._elsewhere = forward_to
         self._boxes: dict[tuple[str, int], deque[_Boxed]] = {}
         self._arrival = threading.Condition()
+        self._fetcher: Fetcher | None = None
+        #: The thread that fetches, if one does.
+        self._fetching: int | None = None
         self._marks: Counter[int] = Counter()
         self._begun = 0
         self._cuts: list[Cut] = []
@@ -195,6 +212,10 @@ class Mail:
     def allow(self, room: Mapping[tuple[str, int], int]) -> None:
         """Hold at most so many messages of each name, for each station; more mean that a peer broke its schedule."""
         self._room.update(room)
+
+    def serve_from(self, fetcher: Fetcher) -> None:
+        """Ask `fetcher` for what has arrived whenever somebody waits."""
+        self._fetcher = fetcher
 
     def send(self, message: Message) -> None:
         """Deliver to a stage here, or hand over for transport."""
@@ -221,18 +242,57 @@ class Mail:
             for cut in self._cuts:
                 if sender in cut.missing:
                     cut.messages.append(_copy(message))
-            self._arrival.notify_all()
+            self._changed()
 
     def peek(self, kind: str, stage: int) -> Message:
         """The next message of a box, left there; waits for it."""
+        if box := self._boxes.get((kind, stage)):
+            return box[0].message
+        with self._calls.waiting():
+            self.wait_until(lambda: self._next(kind, stage) is not None)
+        return self._boxes[kind, stage][0].message
+
+    def wait_until(self, ready: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Wait until something is so, which other threads and ranks bring about. **Returns:** whether it is."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._arrival:
+                if ready():
+                    return True
+                # A bounded wait keeps Ctrl-C and failure notices responsive.
+                left = min(1.0, deadline - time.monotonic())
+                if left <= 0:
+                    return False
+                if self._fetcher is None or self._fetching is not None:
+                    self._arrival.wait(left)
+                    continue
+                self._fetching = threading.get_ident()
+            self._fetch(left)
+
+    def _fetch(self, seconds: float) -> None:
+        """Look what has arrived. This thread was noted as the one that does."""
+        assert self._fetcher is not None
+        try:
+            self._fetcher.fetch(seconds)
+        finally:
+            with self._arrival:
+                self._fetching = None
+                # Whoever waits meanwhile may be the next to fetch.
+                self._changed()
+
+    def _look(self) -> None:
+        """See what has arrived already, for questions that nobody waits for."""
         with self._arrival:
-            message = self._next(kind, stage)
-            if message is None:
-                with self._calls.waiting():
-                    while (message := self._next(kind, stage)) is None:
-                        # A bounded wait keeps Ctrl-C and failure notices responsive.
-                        self._arrival.wait(timeout=1.0)
-            return message
+            if self._fetcher is None or self._fetching is not None:
+                return
+            self._fetching = threading.get_ident()
+        self._fetch(0.0)
+
+    def _changed(self) -> None:
+        """Tell all who wait; called with the lock held."""
+        self._arrival.notify_all()
+        if self._fetcher is not None and self._fetching not in (None, threading.get_ident()):
+            self._fetcher.ring()
 
     def _next(self, kind: str, stage: int) -> Message | None:
         """The next message of a box if it is there; raises why none will come."""
@@ -264,7 +324,7 @@ class Mail:
                 if self._marks[sender] > cut.number:
                     cut.missing.discard(sender)
             self._cuts = [cut for cut in self._cuts if cut.missing]
-            self._arrival.notify_all()
+            self._changed()
 
     def cut(self, peers: Iterable[int] = ()) -> Cut:
         """Copies of all messages that wait here, and of those that `peers` sent before their marks.
@@ -274,7 +334,7 @@ class Mail:
         with self._arrival:
             number, self._begun = self._begun, self._begun + 1
             waiting = [_copy(w.message) for box in self._boxes.values() for w in box if w.age <= number]
-            cut = Cut(number, waiting, (p for p in peers if self._marks[p] <= number), self._arrival)
+            cut = Cut(number, waiting, (p for p in peers if self._marks[p] <= number), self.wait_until)
             if cut.missing:
                 self._cuts.append(cut)
             return cut
@@ -290,23 +350,26 @@ class Mail:
     @property
     def voided(self) -> bool:
         """Whether a peer has called off the batches under way."""
+        self._look()
         return bool(self._voided_by)
 
     def void(self, sender: int) -> None:
         """Note that a peer calls off the batches under way: waits for messages end."""
         with self._arrival:
             self._voided_by.add(sender)
-            self._arrival.notify_all()
+            self._changed()
 
     def wait_for_void(self, peers: Iterable[int]) -> None:
         """Return once all `peers` have called off the batches under way, so that nothing old can arrive any more."""
         wanted = set(peers)
-        with self._arrival:
-            while not wanted <= self._voided_by:
-                error = self._failure or next(iter(self._ended.values()), None)
-                if error is not None:
-                    raise error
-                self._arrival.wait(timeout=1.0)
+
+        def all_have() -> bool:
+            error = self._failure or next(iter(self._ended.values()), None)
+            if error is not None and not wanted <= self._voided_by:
+                raise error
+            return wanted <= self._voided_by
+
+        self.wait_until(all_have)
 
     def begin_again(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Drop everything, what is known of marks included, and go on with the messages that a cut listed."""
@@ -316,24 +379,26 @@ class Mail:
             for cut in self._cuts:
                 cut.dropped = True
             self._begun, self._cuts = 0, []
-            self._arrival.notify_all()
+            self._changed()
         self.load(state)
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
         """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""
         with self._arrival:
             self._ended.update(dict.fromkeys(boxes, error))
-            self._arrival.notify_all()
+            self._changed()
 
     def failure(self) -> UnlatchError | None:
         """Why this rank cannot go on, if it cannot."""
+        if self._failure is None:
+            self._look()
         return self._failure
 
     def fail(self, error: UnlatchError) -> None:
         """Make every present and future wait raise `error`; the first one counts."""
         with self._arrival:
             self._failure = self._failure or error
-            self._arrival.notify_all()
+            self._changed()
 
 
 def _copy(message: Message) -> Message:

@@ -25,7 +25,7 @@ from ..nn.tree import Tree, flatten, leaves, map_tensors, unflatten
 from .mail import Message, Micro
 from .memory import TAKES_LESS, is_out_of_memory, most_held
 
-__all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "dense_tree", "open_envelope", "seal"]
+__all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "dense_tree", "dtype_named", "open_envelope", "seal"]
 
 HEADER_BYTES = 16384
 # A tensor of at most so many bytes travels in the header, while all such tensors together take no more than the second.
@@ -94,7 +94,7 @@ class Envelope:
         self._head = head
         self._tensors: list[Tensor] = []
         self.blocks: list[Tensor] = []
-        described = [(_dtype(name), shape, strides) for name, shape, strides in head.tensors]
+        described = [(dtype_named(name), shape, strides) for name, shape, strides in head.tensors]
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in described]
         if sum(sizes) > _MOST_BYTES:
             raise TransportError(
@@ -158,7 +158,7 @@ def _room(nbytes: int) -> Tensor:
         ) from error
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     # Of quantized dtypes torch does not know how many bytes a view of them takes.
     if not isinstance(dtype, torch.dtype) or name.startswith("q"):
