@@ -138,7 +138,7 @@ def leaves(tree: Tree) -> list[Tensor]:
 def _collect(tree: Tree, found: list[Tensor]) -> None:
     if isinstance(tree, Tensor):
         found.append(tree)
-    elif isinstance(tree, tuple | list):
+    elif isinstance(tree, (tuple, list)):
         for child in tree:
             _collect(child, found)
     elif isinstance(tree, dict):
@@ -184,7 +184,7 @@ def tree_bytes(tree: Tree) -> int:
     >>> tree_bytes([torch.zeros(2, 3), torch.zeros(4, dtype=torch.bool)])
     28
     """
-    return sum(tensor.nbytes for tensor in leaves(tree))
+    return sum([tensor.nbytes for tensor in leaves(tree)])
 
 
 def batch_size(tree: Tree) -> int:

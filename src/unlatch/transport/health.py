@@ -96,6 +96,8 @@ class Health:
         self._wish: int | None = None
         self._beats = 0
         self._signs: dict[int, _Sign] = {}
+        #: Ranks whose signs of life are in the store.
+        self._written: set[int] = set()
         self._left: set[int] = set()
         self._cut_off = False
         self._stop = threading.Event()
@@ -202,9 +204,13 @@ class Health:
         except (TimeoutError, RuntimeError):
             return None
 
-    def _read(self, store: Store, what: str, shape: Mapping[str, type], *, unsigned: bool = False) -> Note | None:
+    def _read(self, store: Store, what: str, shape: Mapping[str, type]) -> Note | None:
         place = f"{self._place}/{what}"
-        raw = fetch(store, place)
+        return self._opened(place, fetch(store, place), shape)
+
+    def _opened(
+        self, place: str, raw: bytes | None, shape: Mapping[str, type], *, unsigned: bool = False
+    ) -> Note | None:
         note = self._notary.read(place, raw, shape, unsigned=unsigned) if raw is not None else None
         return note if note is not None and 0 <= note["rank"] < self.ranks else None
 
@@ -235,8 +241,17 @@ class Health:
         elif (request := self._read(store, "stop", _STOP)) is not None and 0 <= request["signal"] < 128:
             self._wish = request["signal"]
         others = [rank for rank in range(self.ranks) if rank != self.rank and rank not in self._left]
-        beats = {rank: self._read(store, f"beat/{rank}", _BEAT, unsigned=True) for rank in others}
-        return beats, self._last_words(store)
+        return self._signs_of(store, others), self._last_words(store)
+
+    def _signs_of(self, store: Store, ranks: list[int]) -> dict[int, Note | None]:
+        places = {rank: f"{self._place}/beat/{rank}" for rank in ranks}
+        # What was there once stays there, and can be had with one question for all.
+        known = [rank for rank in ranks if rank in self._written]
+        raw: dict[int, bytes | None] = {rank: fetch(store, places[rank]) for rank in ranks if rank not in self._written}
+        if known:
+            raw |= zip(known, store.multi_get([places[rank] for rank in known]), strict=True)
+        self._written.update(rank for rank, word in raw.items() if word is not None)
+        return {rank: self._opened(places[rank], raw[rank], _BEAT, unsigned=True) for rank in ranks}
 
     # ------------------------------------------------------------------- judging
 

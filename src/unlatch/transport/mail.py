@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import TransportError, UnlatchError
 from ..nn.tree import copied, tree_bytes
@@ -81,7 +81,7 @@ class Micro:
         return f"batch {self.batch}{part}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
     """What one stage tells a neighbour.
 
@@ -120,8 +120,9 @@ class Waiting:
 
     def change(self, stage: int, nbytes: int) -> None:
         """Note that bytes came, or (below zero) were taken up."""
-        self._now[stage] += nbytes
-        self.most[stage] = max(self.most[stage], self._now[stage])
+        now = self._now[stage] = self._now[stage] + nbytes
+        if now > self.most[stage]:
+            self.most[stage] = now
 
 
 class Cut:
@@ -156,8 +157,7 @@ class Cut:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Boxed:
+class _Boxed(NamedTuple):
     """A message in its box, its bytes as far as they count, and how many marks its sender had sent before it."""
 
     message: Message
@@ -228,10 +228,12 @@ class Mail:
 
     def post(self, message: Message, sender: int | None = None) -> None:
         """Put a message into its box. **Arguments:** `sender`: the rank that it comes from, if from another one."""
-        nbytes = 0 if message.kind in _UNWEIGHED else tree_bytes(message.payload)
+        nbytes, place = 0 if message.kind in _UNWEIGHED else tree_bytes(message.payload), (message.kind, message.stage)
         with self._arrival:
-            box = self._boxes.setdefault((message.kind, message.stage), deque())
-            room = self._room.get((message.kind, message.stage))
+            box = self._boxes.get(place)
+            if box is None:
+                box = self._boxes[place] = deque()
+            room = self._room.get(place)
             if room is not None and len(box) >= room:
                 raise TransportError(
                     f"{len(box)} {message.kind} messages wait for stage {message.stage}, where the schedule allows "
@@ -308,7 +310,7 @@ class Mail:
     def take(self, kind: str, stage: int, micro: Micro | None = None) -> Message:
         """The next message of a box, removed; waits for it and refuses one about another micro-batch."""
         message = self.peek(kind, stage)
-        if micro is not None and message.micro != micro:
+        if micro is not None and message.micro is not micro and message.micro != micro:
             raise TransportError(
                 f"stage {stage} expected the {kind} message of {micro} (id {micro.id}), got {message.micro}"
             )

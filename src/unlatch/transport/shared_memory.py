@@ -152,4 +152,10 @@ class Incoming:
         slot = self._slots.get(number)
         if slot is None or _HEAD + nbytes > len(slot.memory):
             raise TransportError(f"a message names {nbytes} bytes in slot {number}, which are not there")
-        return strided(slot.hold(nbytes), dtype, shape, strides)
+        try:
+            return strided(slot.hold(nbytes), dtype, shape, strides)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise TransportError(
+                f"a message announces a tensor of {dtype} with shape {tuple(shape)} and strides {tuple(strides)}, "
+                f"which its {nbytes} bytes do not hold"
+            ) from error

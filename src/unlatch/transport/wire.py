@@ -55,8 +55,10 @@ def dense(t: Tensor) -> Tensor:
 
 def dense_tree(tree: Tree) -> Tree:
     """The same for all tensors of a tree."""
-    plain = all(t.is_contiguous() and not t.is_conj() and not t.is_neg() for t in leaves(tree))
-    return tree if plain else map_tensors(dense, tree)
+    for t in leaves(tree):
+        if not t.is_contiguous() or t.is_conj() or t.is_neg():
+            return map_tensors(dense, tree)
+    return tree
 
 
 def _flat(t: Tensor) -> Tensor:
