@@ -41,6 +41,16 @@ def test_four_ranks(ranks4, method):
     check(ranks4, method, (4,))
 
 
+def test_gloo_and_shared_memory_carry_the_same(ranks2):
+    """Ranks of one machine use the second, which needs no threads, unless they are told otherwise."""
+    names = ("bp", "1f1b", "pipedream", "dtrp", "layerpipe", "auxnet")
+    for transport, by_threads in (("auto", False), ("gloo", True)):
+        for found, threads in ranks2.run(rank_jobs.train_conv_over, transport, names):
+            assert any(name.startswith("unlatch-receive") for name in threads) == by_threads
+            for name in names:
+                assert rank_jobs.differences(inline(name, 2), found[name]) == [], f"{name} over {transport}"
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 def test_the_norm_of_the_whole_model(ranks2, stages):
     names = ("bp", "gpipe", "1f1b", "zb-h1", "zb-h2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from typing import Any
@@ -70,6 +71,18 @@ def train_conv(method: Any, stages: int, sizes: tuple[int, ...] = (12, 12, 12, 5
 
 def train_conv_each(method: str, stage_counts: tuple[int, ...]) -> dict[int, Outcome]:
     return {stages: train_conv(method, stages) for stages in stage_counts}
+
+
+def train_conv_over(transport: str, methods: tuple[str, ...]) -> tuple[dict[str, Outcome], set[str]]:
+    """By method what comes of it, and what the threads of this rank are called meanwhile."""
+    threads: set[str] = set()
+    found = {}
+    for name in methods:
+        with conv_run(name, 2, transport=transport) as run:
+            run.step(*images([12])[0])
+            threads |= {thread.name for thread in threading.enumerate()}
+        found[name] = train_conv(name, 2, transport=transport)
+    return found, threads
 
 
 def train_conv_by_whole_norm(methods: tuple[str, ...], stages: int) -> dict[str, Outcome]:
