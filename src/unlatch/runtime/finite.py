@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -20,7 +21,7 @@ def all_finite(tensors: Sequence[Tensor], norm: Tensor | None = None) -> bool:
         return True
     # A sum is the cheapest thing that NaN and infinity leave a trace in. Large finite values may overflow in it too.
     total = norm if norm is not None else torch.stack([_numbers(t).sum(dtype=torch.float32) for t in tensors]).sum()
-    return bool(total.isfinite()) or all(bool(_numbers(t).isfinite().all()) for t in tensors)
+    return math.isfinite(float(total)) or all(bool(_numbers(t).isfinite().all()) for t in tensors)
 
 
 def first_not_finite(named: Iterable[tuple[str, Tensor | None]]) -> str:
