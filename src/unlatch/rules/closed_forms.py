@@ -1,7 +1,11 @@
 """Where torch's SGD, Adam and AdamW will be in s updates, under an assumption about the gradients to come.
 
 Everything works on a `Bucket`: the parameters of one optimizer group with their state, and the tensors that receive the
-prediction (which start as copies of the parameters). Parameters that have not been updated yet have no state and stay.
+prediction. Parameters that have not been updated yet have no state and stay. What follows the motion (`follow`,
+`repeat`, `coast`) writes all of these tensors; what iterates or scales starts from what is in them.
+
+A prediction has little to compute and much to read, so what counts is how often it goes through memory. On a CPU torch
+takes a list of tensors one by one anyway; so do these forms, with all they do to one before they turn to the next.
 
 SGD with buffer v does, per update, v <- mu v + (1 - dampening)(g + lambda W), then W <- W - lr v, or under Nesterov
 W <- W - lr (g + lambda W + mu v). With g = 0 and no decay, s updates therefore move W by -lr (mu + ... + mu^s) v, and
@@ -27,6 +31,7 @@ __all__ = [
     "adam_iterate",
     "adam_repeat",
     "buckets",
+    "extend",
     "momentum_of",
     "require_closed_form",
     "scale_displacement",
@@ -66,6 +71,26 @@ class Bucket:
     def having(self, key: str) -> Bucket:
         """The part whose optimizer state has `key`."""
         return self.only([state.get(key) is not None for state in self.states])
+
+    def moving(self, key: str) -> Bucket:
+        """The same, where the rest is predicted to stay."""
+        has = [state.get(key) is not None for state in self.states]
+        if not all(has):
+            self.only([not one for one in has]).stay()
+        return self.only(has)
+
+    def stay(self) -> None:
+        """Predict the current weights."""
+        if self.out:
+            torch._foreach_copy_(self.out, self.params)
+
+    def pieces(self) -> Iterator[Bucket]:
+        """In portions that are best worked on one after the other: single tensors on a CPU, all of them elsewhere."""
+        if not all(w.is_cpu for w in self.out):
+            yield self
+            return
+        for i, w, out, state in zip(self.where, self.params, self.out, self.states, strict=True):
+            yield replace(self, where=[i], params=[w], out=[out], states=[state])
 
     def state(self, key: str) -> list[Tensor]:
         return [state[key] for state in self.states]
@@ -125,9 +150,26 @@ def scale_displacement(bucket: Bucket, alpha: float) -> None:
 
 def sgd_follow(bucket: Bucket, reach: float, fade: float = 1.0) -> None:
     """Take `reach` steps along the momentum buffer, which fade from one to the next."""
-    moving = bucket.having("momentum_buffer")
-    if moving.out and reach:
-        torch._foreach_add_(moving.out, moving.state("momentum_buffer"), alpha=-moving.mean_rate(fade) * reach)
+    if not reach:
+        bucket.stay()
+        return
+    moving, length = bucket.moving("momentum_buffer"), -bucket.mean_rate(fade) * reach
+    if all(w.is_cpu for w in moving.out):
+        for w, v, out in zip(moving.params, moving.state("momentum_buffer"), moving.out, strict=True):
+            torch.add(w, v, alpha=length, out=out)
+    else:
+        moving.stay()
+        torch._foreach_add_(moving.out, moving.state("momentum_buffer"), alpha=length)
+
+
+def extend(bucket: Bucket, previous: Sequence[Tensor], reach: float) -> None:
+    """Take the step from the `previous` to the current weights `reach` times more."""
+    if all(w.is_cpu for w in bucket.out):
+        for w, before, out in zip(bucket.params, previous, bucket.out, strict=True):
+            torch.lerp(before, w, 1.0 + reach, out=out)
+    else:
+        torch._foreach_copy_(bucket.out, list(previous))
+        torch._foreach_lerp_(bucket.out, bucket.params, 1.0 + reach)
 
 
 def sgd_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:
@@ -188,26 +230,34 @@ class _Adam:
 
 def adam_repeat(bucket: Bucket, reach: float, fade: float = 1.0) -> None:
     """Take `reach` times the last step again, fading: its direction, and the decoupled decay of AdamW."""
-    adam, length = _Adam(bucket), reach * bucket.mean_rate(fade)
-    if bucket.decoupled and adam.decay:
-        torch._foreach_add_(bucket.out, bucket.params, alpha=-length * adam.decay)
-    adam.apply(bucket.state("exp_avg"), torch._foreach_sqrt(bucket.state(adam.second_moment)), ahead=0, by=length)
+    length = reach * bucket.mean_rate(fade)
+    for piece in bucket.moving("exp_avg").pieces():
+        adam = _Adam(piece)
+        piece.stay()
+        if piece.decoupled and adam.decay:
+            torch._foreach_add_(piece.out, piece.params, alpha=-length * adam.decay)
+        adam.apply(piece.state("exp_avg"), torch._foreach_sqrt(piece.state(adam.second_moment)), ahead=0, by=length)
 
 
-def adam_coast(bucket: Bucket) -> None:
+def adam_coast(bucket: Bucket, alpha: float = 1.0) -> None:
     """Run Adam at the coming rates with gradient zero: both moments fade, bias correction and decoupled decay go on.
 
     Decay that Adam adds to the gradient counts as gradient and is left out.
+
+    **Arguments:** `alpha`: the share of the way to go.
     """
-    adam = _Adam(bucket)
-    first, second = adam.betas
-    root = torch._foreach_sqrt(bucket.state(adam.second_moment))
-    # amsgrad divides by the largest second moment so far, which a fading one never exceeds.
-    fade = 1.0 if bucket.group["amsgrad"] else math.sqrt(second)
-    for i, rate in enumerate(bucket.rates, start=1):
-        if bucket.decoupled and adam.decay:
-            torch._foreach_mul_(bucket.out, 1.0 - rate * adam.decay)
-        adam.apply(bucket.state("exp_avg"), root, ahead=i, by=rate * first**i, shrink=fade**i)
+    for piece in bucket.moving("exp_avg").pieces():
+        adam = _Adam(piece)
+        first, second = adam.betas
+        piece.stay()
+        root = torch._foreach_sqrt(piece.state(adam.second_moment))
+        # amsgrad divides by the largest second moment so far, which a fading one never exceeds.
+        fade = 1.0 if piece.group["amsgrad"] else math.sqrt(second)
+        for i, rate in enumerate(piece.rates, start=1):
+            if piece.decoupled and adam.decay:
+                torch._foreach_mul_(piece.out, 1.0 - rate * adam.decay)
+            adam.apply(piece.state("exp_avg"), root, ahead=i, by=rate * first**i, shrink=fade**i)
+        scale_displacement(piece, alpha)
 
 
 def adam_iterate(bucket: Bucket, gradient: list[Tensor], steps: int) -> None:

@@ -112,10 +112,15 @@ class Regulator:
 
 
 _KINDS = frozenset({"update", "gradient"})
+# An update is known by the weights before it.
+_SAVED_AS = {"update": "previous", "gradient": "gradient"}
 
 
 class History:
     """The last applied update and the last gradient, each kept only if asked for, in buffers that are reused.
+
+    Of an update the weights before it are kept: whoever extends it needs nothing else, and the difference to the
+    weights after it is not computed before somebody asks for it.
 
     Call `before_step` just before `optimizer.step()`, with the gradients in their final form, and `after_step` just
     after it, before they are cleared.
@@ -143,15 +148,28 @@ class History:
         self._count = len(params)
         self._optimizer = optimizer if "update" in self.needs else None
         self._rates: list[float] = []
+        self._previous: list[Tensor] = []
         self._update: list[Tensor] = []
+        self._params = params
         self._gradient: list[Tensor] = []
         self._moved = [False] * self._count
         self._complete = False
 
     @property
+    def previous(self) -> list[Tensor] | None:
+        """Each parameter before the last update; None before the first one."""
+        return self._previous if self._complete and "update" in self.needs else None
+
+    @property
+    @torch.no_grad()
     def update(self) -> list[Tensor] | None:
         """The last applied decrease of each parameter; None before the first update."""
-        return self._update if self._complete and "update" in self.needs else None
+        previous = self.previous
+        if previous:
+            self._update = self._update or _empty_like(previous)
+            torch._foreach_copy_(self._update, previous)
+            torch._foreach_sub_(self._update, list(self._params))
+        return None if previous is None else self._update
 
     def rate(self, position: int) -> float | None:
         """The learning rate at which a parameter was last updated, if known."""
@@ -169,8 +187,8 @@ class History:
         """Record weights and gradients as they enter the update."""
         self._complete = False
         if "update" in self.needs and params:
-            self._update = self._update or _empty_like(params)
-            torch._foreach_copy_(self._update, list(params))
+            self._previous = self._previous or _empty_like(params)
+            torch._foreach_copy_(self._previous, list(params))
         if self._optimizer is not None:
             rates = {id(p): float(group["lr"]) for group in self._optimizer.param_groups for p in group["params"]}
             self._rates = [rates.get(id(p), 0.0) for p in params]
@@ -181,19 +199,17 @@ class History:
             if pairs:
                 torch._foreach_copy_([b for b, _ in pairs], [g for _, g in pairs])
 
-    @torch.no_grad()
     def after_step(self, params: Sequence[Tensor]) -> None:
-        """Turn the recorded weights into the update that was applied."""
-        if "update" in self.needs and params:
-            torch._foreach_sub_(self._update, list(params))
+        """The update was applied."""
+        self._params = params
         self._complete = True
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         """What an exact resume must restore; empty before the first update and where nothing is kept."""
         if not self._complete:
             return {}
-        kept = {"update": self._update, "gradient": self._gradient}
-        state = {kind: [t.clone() for t in kept[kind]] for kind in sorted(self.needs)}
+        kept = {"update": self._previous, "gradient": self._gradient}
+        state = {_SAVED_AS[kind]: [t.clone() for t in kept[kind]] for kind in sorted(self.needs)}
         if "gradient" in state:
             state["moved"] = [torch.tensor(moved) for moved in self._moved]
         if self._rates:
@@ -203,12 +219,13 @@ class History:
     def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
         """Take over what another history's `state_dict` returned."""
         for kind in self.needs if state else ():
-            if len(state.get(kind, ())) != self._count:
+            found = len(state.get(_SAVED_AS[kind], ()))
+            if found != self._count:
                 raise CheckpointMismatch(
-                    f"history of the last {kind}: expected {self._count} tensors, got {len(state.get(kind, ()))}; "
+                    f"history of the last {kind}: expected {self._count} tensors, got {found}; "
                     "the checkpoint was written with another split or predictor, resume without loop state"
                 )
-        self._update = [t.clone() for t in state.get("update", ())]
+        self._previous = [t.clone() for t in state.get("previous", ())]
         self._gradient = [t.clone() for t in state.get("gradient", ())]
         self._moved = [bool(t) for t in state.get("moved", [torch.tensor(False)] * self._count)]
         self._rates = [float(t) for t in state.get("rates", ())]
@@ -229,6 +246,8 @@ class Predictor(ABC):
 
     kind: ClassVar[str]
     needs: ClassVar[frozenset[str]] = _NOTHING
+    #: Whether `advance` writes every tensor of `bucket.out`, whatever is in it; else these start as copies.
+    writes_all: ClassVar[bool] = False
 
     regulator: Regulator = field(default_factory=Regulator)
 
@@ -275,17 +294,24 @@ class Predictor(ABC):
         if out is None:
             out = [torch.empty_like(p, requires_grad=False) for p in params]
         result = list(out)
-        if result:
-            torch._foreach_copy_(result, list(params))
+        found: list[Bucket] = []
         if steps > 0:
             coming = [[float(g["lr"])] * steps for g in optimizer.param_groups] if rates is None else rates
-            for bucket in forms.buckets(params, optimizer, result, coming):
-                self.advance(bucket, optimizer, steps, history)
+            found = list(forms.buckets(params, optimizer, result, coming))
+        written = {i for bucket in found for i in bucket.where} if self.writes_all else set[int]()
+        rest = [(there, here) for i, (there, here) in enumerate(zip(result, params, strict=True)) if i not in written]
+        if rest:
+            torch._foreach_copy_([there for there, _ in rest], [here for _, here in rest])
+        for bucket in found:
+            self.advance(bucket, optimizer, steps, history)
         return result
 
     @abstractmethod
     def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
-        """Move `bucket.out` from the current to the predicted weights; called for each group of the optimizer."""
+        """Move `bucket.out` from the current to the predicted weights; called for each group of the optimizer.
+
+        See `writes_all` for what is in it before.
+        """
 
 
 @dataclass(frozen=True)
@@ -304,6 +330,7 @@ class Difference(Predictor):
 
     kind: ClassVar[str] = "difference"
     needs: ClassVar[frozenset[str]] = _UPDATE
+    writes_all: ClassVar[bool] = True
 
     def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         momentum = forms.momentum_of(bucket.group, optimizer) if self.regulator.rho == "geometric" else 0.0
@@ -319,6 +346,7 @@ class Linear(Predictor):
 
     kind: ClassVar[str] = "linear"
     needs: ClassVar[frozenset[str]] = _UPDATE
+    writes_all: ClassVar[bool] = True
 
     def needs_with(self, optimizer: Optimizer) -> frozenset[str]:
         require_closed_form(self.name, optimizer)
@@ -330,9 +358,7 @@ class Linear(Predictor):
         momentum = forms.momentum_of(bucket.group, optimizer)
         reach, fade = self.regulator(steps, momentum), self.regulator.fade(momentum)
         if not isinstance(optimizer, SGD):
-            moving = bucket.having("exp_avg")
-            if moving.out:
-                forms.adam_repeat(moving, reach, fade)
+            forms.adam_repeat(bucket, reach, fade)
         elif bucket.group["momentum"] == 0:
             _repeat_update(bucket, history, reach * _rate_change(bucket, history, fade))
         else:
@@ -351,6 +377,7 @@ class Geometric(Predictor):
 
     kind: ClassVar[str] = "geometric"
     needs: ClassVar[frozenset[str]] = _UPDATE
+    writes_all: ClassVar[bool] = True
 
     regulator: Regulator = field(default_factory=lambda: Regulator(rho="geometric"))
     along: Literal["step", "buffer"] = "step"
@@ -376,16 +403,13 @@ class Geometric(Predictor):
     def advance(self, bucket: Bucket, optimizer: Optimizer, steps: int, history: History) -> None:
         require_closed_form(self.name, optimizer)
         if not isinstance(optimizer, SGD):
-            moving = bucket.having("exp_avg")
-            if moving.out:
-                forms.adam_coast(moving)
-                forms.scale_displacement(moving, self.regulator.alpha)
+            forms.adam_coast(bucket, self.regulator.alpha)
             return
         momentum = float(bucket.group["momentum"])
         reach = self.regulator(steps, momentum)
         if momentum == 0:
-            return
-        if bucket.group["nesterov"] and self.along == "step":
+            bucket.stay()
+        elif bucket.group["nesterov"] and self.along == "step":
             _repeat_update(bucket, history, reach * _rate_change(bucket, history, momentum))
         else:
             forms.sgd_follow(bucket, reach * (momentum if bucket.group["nesterov"] else 1.0), momentum)
@@ -446,8 +470,10 @@ def _rate_change(bucket: Bucket, history: History, fade: float) -> float:
 
 def _repeat_update(bucket: Bucket, history: History, reach: float) -> None:
     _require_kept("update", history)
-    if history.update is not None and reach:
-        torch._foreach_add_(bucket.out, [history.update[i] for i in bucket.where], alpha=-reach)
+    if history.previous is not None and reach:
+        forms.extend(bucket, [history.previous[i] for i in bucket.where], reach)
+    else:
+        bucket.stay()
 
 
 _BY_NAME: dict[str, Callable[[], Predictor]] = {

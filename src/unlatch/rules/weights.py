@@ -226,13 +226,17 @@ class Predicted(ForwardWeights):
 
 
 class PredictedView(ForwardView):
-    """Predicts anew for every forward that has updates ahead of it."""
+    """Predicts for every forward that has updates ahead of it; those that would predict the same share one prediction.
+
+    A forward only reads the weights that it is shown, so they can be shown to several.
+    """
 
     def __init__(self, params: Sequence[Tensor], optimizer: Optimizer, predictor: Predictor) -> None:
         super().__init__(params)
         self._optimizer = optimizer
         self._predictor = predictor
         self._buffers: list[Tensor] | None = None
+        self._newest: tuple[Any, list[Tensor]] | None = None
         self.forget()
 
     def values(
@@ -242,25 +246,32 @@ class PredictedView(ForwardView):
         return (self._predict(steps, coming(steps), lasting) if steps > 0 else None), version
 
     def _predict(self, steps: int, rates: Sequence[Sequence[float]], lasting: bool) -> list[Tensor]:
-        out = None if lasting else self._buffers
-        found = self._predictor.predict(self.params, self._optimizer, steps, self._history, out=out, rates=rates)
-        if not lasting:
-            self._buffers = found
-        return found
+        # All that it depends on beside updates, which forget it: the user may have written to the weights.
+        question = (steps, rates, lasting, [p._version for p in self.params])
+        if self._newest is None or self._newest[0] != question:
+            out = None if lasting else self._buffers
+            found = self._predictor.predict(self.params, self._optimizer, steps, self._history, out=out, rates=rates)
+            if not lasting:
+                self._buffers = found
+            self._newest = question, found
+        return self._newest[1]
 
     def before_update(self) -> None:
+        self._newest = None
         self._history.before_step(self.params)
 
     def after_update(self) -> None:
         self._history.after_step(self.params)
 
     def forget(self) -> None:
+        self._newest = None
         self._history: History = self._predictor.history(self.params, self._optimizer)
 
     def state(self) -> dict[str, Any]:
         return self._history.state_dict()
 
     def load(self, state: dict[str, Any]) -> None:
+        self._newest = None
         self._history.load_state_dict(state)
 
 
