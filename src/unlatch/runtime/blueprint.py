@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..nn.chain import Block, Model, StageChain, cut
 from ..nn.tree import Tree
 from ..plan import Plan
+from ..transport.rounding import Format
 from ..transport.world import World
 from .stage import StageOptions
 
@@ -25,6 +26,7 @@ class Blueprint:
     - `mean_loss`: whether the loss is a mean over samples.
     - `sample`: one batch, if the user gave one.
     - `own_loss`: whether the loss is one that the model brought along.
+    - `messages`: how states and gradients travel between devices of the plan.
     """
 
     model: Model
@@ -38,6 +40,7 @@ class Blueprint:
     mean_loss: bool
     sample: tuple[Tree, Tree] | None
     own_loss: bool = False
+    messages: Format = "exact"
 
     @property
     def stages(self) -> int:
