@@ -52,12 +52,12 @@ def on_images(messages: str) -> dict[str, Conv]:
     return {method: train_conv(method, 3, messages=messages) for method in ON_IMAGES}
 
 
-def wide_run(messages: str, method: str = "pipedream") -> unlatch.Run:
-    """Two stages with a border of 64 x 256 numbers, in one message block each way."""
+def wide_run(messages: str, width: int = 256) -> unlatch.Run:
+    """Two stages with a state of so many numbers per sample between them."""
     torch.manual_seed(0)
     return unlatch.parallelize(
-        nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 4)),
-        method,
+        nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 4)),
+        "pipedream",
         stages=2,
         split=["2"],
         loss_fn=nn.functional.mse_loss,
