@@ -14,6 +14,7 @@ BAD = {
     "unknown method": (["train", "conf.toml", "--method", "dtrr"], 2, ["no method 'dtrr'", "Did you mean 'dtr'"]),
     "unknown model": (["train", "conf.toml", "--set", "model.name=resnet-20"], 2, ["Did you mean 'resnet20'"]),
     "unknown option of a method": (["train", "conf.toml", "--set", "method.betta=1"], 2, ["betta"]),
+    "unknown format of messages": (["train", "conf.toml", "--messages", "fp8"], 2, ["run.messages", "'int8'", "fp8"]),
     "wrong split name": (
         ["train", "conf.toml", "--stages", "2", "--set", 'run.split=["layer9"]'],
         2,

@@ -103,6 +103,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
         "clip_grad_norm": 1.0,
         "clip_norm_of": "stage",
         "nonfinite": "stop",
+        "messages": "exact",
         "split": ("body.4", "body.9"),
         "plan": "plan.json",
         "threads": 2,

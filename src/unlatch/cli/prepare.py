@@ -182,6 +182,7 @@ def _parallelize(config: Config, model: nn.Module, method: Method, **changes: An
         "metrics": models.metrics_for(config.model.name),
         "seed": config.run.seed,
         "nonfinite": config.run.nonfinite,
+        "messages": config.run.messages,
     }
     return parallelize(model, method, **{**settings, **changes})
 

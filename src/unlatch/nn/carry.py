@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..errors import PlanError
 from .tree import Tree
 
-__all__ = ["Add", "Carrier", "Recall", "Remember", "carrying", "leaving_weights"]
+__all__ = ["Add", "Carrier", "Recall", "Remember", "carried_shapes", "carrying", "leaving_weights"]
 
 
 class Remember(nn.Module):
@@ -195,6 +195,18 @@ def leaving_weights(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
         return {}
     own = {name: module.weight(name) for module in modules if isinstance(module, Carrier) for name in module.shown}
     return {name: own[name] for name in last.leaving if name in own}
+
+
+def carried_shapes(modules: Sequence[nn.Module]) -> set[tuple[int, ...]]:
+    """The shapes of all weights that pass from block to block.
+
+    >>> blocks = [("embed", nn.Embedding(3, 2)), ("head", nn.Linear(2, 3, bias=False))]
+    >>> blocks[1][1].weight = blocks[0][1].weight
+    >>> carried_shapes(carrying(blocks))
+    {(3, 2)}
+    """
+    carriers = [module for module in modules if isinstance(module, Carrier)]
+    return {tuple(carrier.weight(name).shape) for carrier in carriers for name in carrier.shown}
 
 
 def _skips(blocks: Sequence[tuple[str, nn.Module]]) -> tuple[dict[str, int], dict[str, int]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..nn.chain import Block, Model, StageChain, cut
 from ..nn.tree import Tree
 from ..plan import Plan
+from ..transport.rounding import Format
 from ..transport.world import World
 from .stage import StageOptions
 
@@ -26,6 +27,7 @@ class Blueprint:
     - `sample`: one batch, if the user gave one.
     - `own_loss`: whether the loss is one that the model brought along.
     - `transport`: how messages travel between ranks: `"auto"` or `"gloo"`.
+    - `messages`: how states and gradients travel between devices of the plan.
     """
 
     model: Model
@@ -40,6 +42,7 @@ class Blueprint:
     sample: tuple[Tree, Tree] | None
     own_loss: bool = False
     transport: str = "auto"
+    messages: Format = "exact"
 
     @property
     def stages(self) -> int:

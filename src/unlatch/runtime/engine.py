@@ -32,6 +32,7 @@ from ..schedule import OUTSIDE, Entry, Kind, Schedule
 from ..transport.mail import Mail, Message, Micro
 from ..transport.memory import TAKES_LESS, is_out_of_memory, most_held
 from ..transport.wire import dense_tree
+from .compression import Compression
 from .events import Event, Recorder
 from .stage import Stage
 from .station import Operation, Station
@@ -126,6 +127,8 @@ class Engine:
         self.batches = 0
         #: Whether gradients are looked at after every entry, so that one that is not finite is traced to its batch.
         self.careful = False
+        #: What makes messages smaller, if anything does.
+        self.compression: Compression | None = None
         #: The process of each station.
         self.devices = devices or (0,) * schedule.stations
         operations = {index: station.operations() for index, station in self.stations.items()}
@@ -179,6 +182,11 @@ class Engine:
         for task in self._tasks:
             if task is not None:
                 task.work = around(task.station, task.entry, task.work)
+
+    def compress(self, compression: Compression) -> None:
+        """Let messages travel in fewer bytes; before the first batch, and after whatever else wraps operations."""
+        self.compression = compression
+        self.wrap(compression.around)
 
     @property
     def stages(self) -> dict[int, Stage]:
@@ -273,12 +281,15 @@ class Engine:
         self.batches, self._origin, self._update = (counters[k] for k in ("batches", "micros", "updates"))
         for stage in self.stages.values():
             stage.updater.version = self._update
+        if self.compression is not None:
+            self.compression.forget()
 
     def state(self) -> dict[str, Any]:
         """Everything between two batches but messages, as a tree of plain values and of the tensors in use."""
         micros = {position: asdict(micro) for position, micro in self._micros.items()}
         return {
             "stations": {index: station.state() for index, station in self.stations.items()},
+            "rounding": {i: self.compression.state(i) for i in self.stations} if self.compression is not None else {},
             "progress": {name: getattr(self, name) for name in _PROGRESS},
             "micros": micros,
             "newest": asdict(self._newest) if self._newest is not None else None,
@@ -291,6 +302,8 @@ class Engine:
         """Continue where the engine was whose `state` this is; it was built alike. The tensors are used as they are."""
         for index, station in self.stations.items():
             station.load(state["stations"][index])
+            if self.compression is not None:
+                self.compression.load(index, state["rounding"][index])
         for name in _PROGRESS:
             setattr(self, name, state["progress"][name])
         self._own.clear()

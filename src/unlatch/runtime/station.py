@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
 from ..schedule import ADD_SQUARES, TELL_NORM, Kind
-from ..transport.mail import Micro
+from ..transport.mail import BACKWARD, FORWARD, Micro
 from .stage import Returned, Stage
 from .trained import Trained
 
-__all__ = ["ChainStation", "Operation", "Station"]
+__all__ = ["ChainStation", "Operation", "Rounds", "Station"]
 
 #: Takes the micro-batch and what the entry takes; returns what the entry gives. Both in the order of the ports.
 Operation: TypeAlias = Callable[..., Sequence[Any]]
+
+#: What of a message may be rounded for a slow link: nothing, all of it, or the first of several parts.
+Rounds: TypeAlias = Literal["nothing", "all", "first"]
 
 
 class Station:
@@ -102,6 +105,10 @@ class Station:
         for trained in self.trained().values():
             trained.updater.check_gradients()
 
+    def rounds(self, name: str) -> Rounds:
+        """What of its messages of this name may be rounded for a slow link: states and their gradients may."""
+        return "nothing"
+
     def recognise(self, x: Any) -> bool:
         """Whether a micro-batch that enters here holds samples that were not met before."""
         return False
@@ -168,6 +175,10 @@ class ChainStation(Station):
             ADD_SQUARES: self.add_squares,
             TELL_NORM: self.tell_norm,
         }
+
+    def rounds(self, name: str) -> Rounds:
+        # A stage that computes its input back from its output needs that output as it was.
+        return "first" if name == BACKWARD or (name == FORWARD and not self.stage.reverses) else "nothing"
 
     def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
         """One micro-batch up; the target goes along until it is needed."""

@@ -35,6 +35,7 @@ def whole(parts: Sequence[State], leader: int = 0) -> dict[str, Any]:
     return {
         **parts[leader],
         "stations": {index: station for part in parts for index, station in part["stations"].items()},
+        "rounding": {index: lost for part in parts for index, lost in part["rounding"].items()},
         "losses": {micro: loss for part in parts for micro, loss in part["losses"].items()},
         "counts": {micro: count for part in parts for micro, count in part["counts"].items()},
         "mail": [message for part in parts for message in part["mail"]],
@@ -49,6 +50,7 @@ def share(state: State, stations: Container[int], leads: bool) -> dict[str, Any]
     return {
         **state,
         "stations": {index: station for index, station in state["stations"].items() if index in stations},
+        "rounding": {index: lost for index, lost in state.get("rounding", {}).items() if index in stations},
         "mail": [message for message in state["mail"] if message["stage"] in stations],
         "recorder": {"seen": seen, "behind": behind},
         "joining": state["joining"] if leads else [(None, None)] * len(state["joining"]),

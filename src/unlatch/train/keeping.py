@@ -24,6 +24,7 @@ from ..plan import Plan
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..transport.link import Carrier
+from ..transport.rounding import Format
 from . import snapshot
 from .batching import Compensation
 from .exact import packed, random_state, restore_random, share, unpacked, whole
@@ -46,7 +47,7 @@ class Keeping:
     **Arguments:**
 
     - `compensation`: holds batches that wait to be joined.
-    - `rebuild`: makes a run of the same model by another method and cut, in this process alone.
+    - `rebuild`: makes a run of the same model by another method, cut and format of messages, in this process alone.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class Keeping:
         engine: Engine,
         links: Sequence[Carrier],
         compensation: Compensation,
-        rebuild: Callable[[Method, Plan], Run],
+        rebuild: Callable[[Method, Plan, Format], Run],
     ) -> None:
         self._method, self._plan, self._engine, self._links = method, blueprint.plan, engine, links
         self._world, self._compensation, self._rebuild = blueprint.world, compensation, rebuild
+        self._messages = blueprint.messages
         self._checks_finite = blueprint.options.checks_finite
         #: For each stage here, what its tensors are called in the whole model.
         self.names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
@@ -127,7 +129,7 @@ class Keeping:
         return made(parts)
 
     def _identity(self) -> snapshot.Identity:
-        return snapshot.Identity.of(self._method, self._plan, self._engine.mean_loss, self._optimizer)
+        return snapshot.Identity.of(self._method, self._plan, self._engine.mean_loss, self._optimizer, self._messages)
 
     def take_over(self, path: Path, optimizer: bool) -> dict[str, Any] | Exception:
         """What the checkpoint says, or what is wrong with it, on every rank alike."""
@@ -179,7 +181,7 @@ class Keeping:
     ) -> tuple[Checkpoint, snapshot.Saved]:
         """Finish what is under way in a run like the one that it is from."""
         assert saved.run is not None
-        again = self._rebuild(*saved.run.made(path))
+        again = self._rebuild(*saved.run.made(path), saved.run.messages)
         again.restore(state)
         again.flush()
         loop = {**saved.loop.model_dump(), **again._engine.counters()}

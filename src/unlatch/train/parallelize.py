@@ -22,9 +22,11 @@ from ..runtime.blueprint import Blueprint
 from ..runtime.stage import StageOptions
 from ..runtime.updating import Optimizer
 from ..transport.faults import Faults
+from ..transport.rounding import Format, check_format
 from ..transport.world import World, current_world
 from .handshake import shake_hands
 from .reversal import check_reversal
+from .rounding_options import rounding_note
 from .run import Run
 from .update_options import check_clipping, check_factories
 from .wiring import connect, place
@@ -53,6 +55,7 @@ def parallelize(
     metrics: Sequence[Metric] | None = None,
     seed: int = 0,
     nonfinite: Literal["stop", "skip", "ignore"] = "stop",
+    messages: Format = "exact",
     stall_limit: float = 60.0,
     distributed: bool | None = None,
     transport: Literal["auto", "gloo"] = "auto",
@@ -92,6 +95,8 @@ def parallelize(
       `"stop"` ends the run on all ranks with `NonFinite`, after a checkpoint of the last good state if a `Trainer` has
       a folder for it. `"skip"` goes back to the last good state, which is kept in memory, and on without the batch at
       fault, as if it had never been fed. `"ignore"` does not look.
+    - `messages`: how states and gradients travel between stages. `"bf16"` takes half of the bytes, `"int8"` a quarter,
+      for slow links. Both change results, inline and on ranks alike; evaluations are exact.
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
     - `transport`: how messages travel between ranks. `"auto"`: between ranks of one machine through memory that both
@@ -109,6 +114,7 @@ def parallelize(
     """
     _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, transport)
     check_factories(optimizer, lr_scheduler, lr_scheduler_per)
+    check_format(messages)
     if isinstance(loss_fn, type):
         raise ConfigError(f"loss_fn is the class {loss_fn.__name__}, which makes losses: pass {loss_fn.__name__}()")
     elsewhere, own_loss = foreign(model), loss_fn is None
@@ -129,6 +135,7 @@ def parallelize(
             "lr_scheduler_per": lr_scheduler_per,
             "loss_reduction": loss_reduction,
             "nonfinite": nonfinite,
+            "messages": messages,
         }
         shake_hands(world, chosen, asked, model)
         blocks = chain(model)
@@ -170,15 +177,17 @@ def parallelize(
             sample=batch,
             own_loss=own_loss,
             transport=transport,
+            messages=messages,
         )
+        rounded = rounding_note(blueprint, chosen)
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
         if elsewhere is not None and own_loss:
             run.known_metrics = tuple(elsewhere.metrics or ())
         run.metrics = checked(metrics if metrics is not None else run.known_metrics or None)
-        run.notes += [n for n in (plan.note, tuned, stored) if n]
+        run.notes += [n for n in (plan.note, tuned, stored, rounded) if n]
         run.notes += chosen.notes(run.method_statistics())
         if world.rank == 0:
-            for warning in (stored, run.advice.warning):
+            for warning in (stored, rounded, run.advice.warning):
                 if warning is not None:
                     log.warning("%s", warning)
         return run

@@ -38,6 +38,7 @@ from ..transport.health import Health
 from ..transport.link import Carrier
 from ..transport.mail import Voided
 from ..transport.reports import report_progress
+from ..transport.rounding import Format
 from ..transport.world import World
 from . import snapshot
 from .batching import Compensation
@@ -90,7 +91,7 @@ class Run:
         engine: Engine,
         links: list[Carrier],
         health: Health | None,
-        rebuild: Callable[[Method, Plan], Run],
+        rebuild: Callable[[Method, Plan, Format], Run],
     ) -> None:
         self.method = method
         self.plan = blueprint.plan

@@ -28,6 +28,7 @@ from ..runtime.beside import beside_settings, beside_tensors, load_beside
 from ..runtime.engine import Engine
 from ..runtime.stage import Stage
 from ..runtime.updating import completed, plain_part
+from ..transport.rounding import Format
 
 __all__ = [
     "Identity",
@@ -63,6 +64,7 @@ class Identity(_Strict):
     - `text`: the method in full.
     - `plan`: where the model is cut and what runs where.
     - `optimizer`: the kind, if anything is trained.
+    - `messages`: how they travel; those under way are in that form.
     """
 
     method: str
@@ -71,9 +73,12 @@ class Identity(_Strict):
     plan: dict[str, Any]
     mean_loss: bool
     optimizer: str | None
+    messages: Format = "exact"
 
     @classmethod
-    def of(cls, method: Method, plan: Plan, mean_loss: bool, optimizer: str | None) -> Identity:
+    def of(
+        cls, method: Method, plan: Plan, mean_loss: bool, optimizer: str | None, messages: Format = "exact"
+    ) -> Identity:
         """That of a run."""
         options: dict[str, Any] | None
         try:
@@ -88,6 +93,7 @@ class Identity(_Strict):
             plan=described,
             mean_loss=mean_loss,
             optimizer=optimizer,
+            messages=messages,
         )
 
     def matches(self, other: Identity) -> bool:
@@ -96,7 +102,7 @@ class Identity(_Strict):
 
     def _essence(self) -> tuple[Any, ...]:
         plan = [self.plan.get(key) for key in ("blocks", "starts", "tasks", "options")]
-        return (self.text, plan, self.mean_loss, self.optimizer)
+        return (self.text, plan, self.mean_loss, self.optimizer, self.messages)
 
     def made(self, path: Path) -> tuple[Method, Plan]:
         """The method and the plan themselves."""

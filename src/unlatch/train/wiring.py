@@ -23,7 +23,9 @@ from ..transport.faulty_link import FaultyLink
 from ..transport.link import Carrier, Link
 from ..transport.local_link import LocalLink, Neighbours, call_on_neighbours
 from ..transport.mail import Mail, Message
+from ..transport.rounding import Format
 from ..transport.world import World
+from .rounding_options import compression_for
 from .run import Run
 
 __all__ = ["connect", "place"]
@@ -54,7 +56,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     schedule = method.program(blueprint)
     if blueprint.options.clips_whole_norm and schedule.flushes and blueprint.stages > 1:
         schedule = WholeNorm(schedule)
-    devices = [blueprint.ranks[device] for device in method.placement(blueprint)]
+    placed = method.placement(blueprint)
+    devices = [blueprint.ranks[device] for device in placed]
     if schedule.stations != len(devices):
         raise ScheduleError(
             f"the schedule is for {schedule.stations} station(s), but {method.name} has {len(devices)} for stages="
@@ -92,6 +95,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
             log.warning("faults are injected into this run: %s", "; ".join(map(str, faults)) or "none in this start")
         break_engine(engine, faults)
         make_link = partial(FaultyLink, faults=faults)
+    if (compression := compression_for(blueprint, placed)) is not None:
+        engine.compress(compression)
     health = world.health
     if world.group is not None and health is not None:
 
@@ -111,8 +116,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
             else:
                 links[peer] = make_link(peer, world.group, mail, health, boxes)
 
-    def rebuild(other: Method, plan: Plan) -> Run:
-        """A run of the same model by another method and cut, from copies, in this process alone."""
+    def rebuild(other: Method, plan: Plan, messages: Format) -> Run:
+        """A run of the same model by another method, cut and format, from copies, in this process alone."""
         model = copy.deepcopy(blueprint.model)
         microbatches = other.microbatches if other.microbatches != "auto" else 1
         again = replace(
@@ -124,6 +129,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
             world=World(),
             microbatches=microbatches,
             accumulate=other.accumulate,
+            messages=messages,
         )
         return connect(again, other, Faults())
 

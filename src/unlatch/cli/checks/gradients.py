@@ -92,7 +92,8 @@ def _tapped(trial: Trial, batches: Sequence[Batch], **changes: Any) -> list[list
         taps.append(_Tap(params))
         return taps[-1]  # type: ignore[return-value]
 
-    trial.train(batches, optimizer=tap, lr_scheduler=None, clip_grad_norm=None, distributed=False, **changes)
+    plain: dict[str, Any] = {"lr_scheduler": None, "clip_grad_norm": None, "messages": "exact", "distributed": False}
+    trial.train(batches, optimizer=tap, **plain, **changes)
     model = changes.get("model") or trial.model()
     waiting = iter(taps)
     # A stage without parameters has no optimizer.

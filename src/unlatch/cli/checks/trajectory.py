@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +31,8 @@ def definition(trial: Trial) -> Finding | str:
         raise Inapplicable(f"the model does not run in double precision ({type(error).__name__}: {error})") from error
     truth = _truth(trial, batches, sgd, form)
     model = trial.model(double=True)
-    trial.train(batches, model=model, precision="fp32", lr_scheduler=None, clip_grad_norm=None, distributed=False)
+    plain: dict[str, Any] = {"precision": "fp32", "messages": "exact", "lr_scheduler": None, "clip_grad_norm": None}
+    trial.train(batches, model=model, distributed=False, **plain)
     worst = max(
         relative_difference([p.detach() for p in stage.parameters()], list(truth[index].values()))
         for index, stage in enumerate(trial.stages(model))

@@ -19,12 +19,12 @@ from ...nn.tree import flatten, map_tensors
 from ...rules.losses import measured
 from ...runtime.passes import autocast
 from ...runtime.stage import Stage
-from ...runtime.station import Operation, Station
+from ...runtime.station import Operation, Rounds, Station
 from ...runtime.trained import Trained
 from ...schedule import Kind
-from ...transport.mail import Micro
+from ...transport.mail import BACKWARD, FORWARD, Micro
 from ...transport.wire import dense_tree
-from ..local.stations import LEARN, LOSS_DOWN
+from ..local.stations import ADJOINT, LEARN, LOSS_DOWN
 from ..local.statistics import MOST_RECORDS, BorderRecord, LocalStatistics, time_by_part
 from ..local.synthesis import Synthesis
 from . import schedule as kinds
@@ -41,6 +41,8 @@ __all__ = ["BorderStation", "TableStation", "check_same", "checksum"]
 
 # Keeps random numbers of the pass at the true state apart from those of the stage.
 _ECHO_STREAM = 1 << 34
+# Messages that hold nothing but states, what is predicted of them, and gradients of them.
+_STATES = {FORWARD, BACKWARD, ADJOINT, kinds.INPUT, kinds.STATE, kinds.MULTIPLIER, kinds.INTRODUCED}
 
 
 @dataclass(slots=True)
@@ -122,6 +124,9 @@ class BorderStation(Station):
             LEARN: self.learn,
             LOSS_DOWN: self.hand_loss_down,
         }
+
+    def rounds(self, name: str) -> Rounds:
+        return "all" if name in _STATES else "nothing"
 
     # ------------------------------------------------------------------------ data
 

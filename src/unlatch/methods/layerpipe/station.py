@@ -14,7 +14,7 @@ from ...nn.linear_map import LinearMap
 from ...nn.tree import Tree, leaves, map_tensors, tree_bytes
 from ...plan.dataflow import Place, rows
 from ...runtime.stage import Gradients
-from ...runtime.station import Operation, Station
+from ...runtime.station import Operation, Rounds, Station
 from ...schedule import Kind
 from ...transport.mail import Micro
 from .entries import Job, TaskLayout
@@ -91,6 +91,12 @@ class TaskStation(Station):
 
     def operations(self) -> Mapping[Kind, Operation]:
         return {job.entry.kind: partial(self._perform, job) for job in self._jobs}
+
+    def rounds(self, name: str) -> Rounds:
+        # Weights on their way out, and their gradients on the way home, stay exact.
+        if name.startswith("input/"):
+            return "first"
+        return "all" if name.startswith(("grad/", "raw/")) else "nothing"
 
     @property
     def kept_bytes(self) -> int:

@@ -16,10 +16,10 @@ from ...rules.gradients import Gradients
 from ...rules.losses import measured
 from ...runtime.passes import autocast
 from ...runtime.stage import Stage
-from ...runtime.station import Operation, Station
+from ...runtime.station import Operation, Rounds, Station
 from ...runtime.trained import Trained
 from ...schedule import Kind
-from ...transport.mail import Micro
+from ...transport.mail import FORWARD, Micro
 from .statistics import LocalStatistics, time_by_part
 from .synthesis import Synthesis
 from .tied import TiedGradients
@@ -60,6 +60,11 @@ class GreedyStation(Station):
             Kind.U: self.update,
             LOSS_DOWN: self.hand_loss_down,
         }
+
+    def rounds(self, name: str) -> Rounds:
+        if name == ADJOINT:
+            return "all"
+        return "first" if name == FORWARD else "nothing"
 
     def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
         """Run the stage; output and target go up."""

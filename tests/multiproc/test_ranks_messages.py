@@ -1,0 +1,41 @@
+"""Rounded messages on ranks: the same bits as in one process, exact resume, and fewer bytes on the wire."""
+
+from __future__ import annotations
+
+import message_jobs
+from message_jobs import CASES
+from rank_jobs import differences
+from resume_jobs import same
+from unlatch.transport.wire import HEADER_BYTES
+
+
+def test_every_kind_is_the_same_on_ranks_and_goes_on_as_if_never_stopped(ranks2, tmp_path):
+    expected = {}
+    for case in CASES:
+        found = message_jobs.trained(case, "int8", distributed=False)
+        expected[case] = found[0], found[1][:8]
+    for part in ranks2.run(message_jobs.both_everywhere, str(tmp_path), "int8"):
+        assert [case for case in CASES if not same(part[case][0], expected[case])] == []
+        assert [case for case in CASES if not same(part[case][1], expected[case])] == []
+
+
+def test_images_short_batches_and_micro_batches(ranks2):
+    for messages in ("bf16", "int8"):
+        expected = message_jobs.on_images(messages)
+        for found in ranks2.run(message_jobs.on_images, messages):
+            for method, outcome in expected.items():
+                assert differences(outcome, found[method]) == [], f"{method}, {messages}"
+
+
+def test_bytes_shrink_as_promised(ranks2):
+    batches = 6
+    found = ranks2.run(message_jobs.bytes_sent, ("exact", "bf16", "int8"), batches)[0]
+    numbers = 64 * 256
+    for rank in (0, 1):
+        headers = {messages: sent[rank] - batches * numbers * size for (messages, sent), size in _sized(found)}
+        # What is left is one header per message, the target included, and the farewell.
+        assert all(0 < rest <= (batches + 2) * (HEADER_BYTES + 64 * 4 * 4) for rest in headers.values()), headers
+
+
+def _sized(found):
+    return zip(found.items(), (4, 2, 1), strict=True)
