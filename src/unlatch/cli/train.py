@@ -22,6 +22,9 @@ def command(
     stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     processes: Annotated[int | None, typer.Option(help="Local processes that share the stages; 1 runs inline.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data, earlier ones included.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where stages compute: auto, cpu, cuda (one per process), cuda:1.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
     ] = None,
@@ -96,7 +99,7 @@ def command(
             method=method,
             plan=plan,
             overrides=overrides or [],
-            run={"stages": stages, "processes": processes, "epochs": epochs},
+            run={"stages": stages, "processes": processes, "epochs": epochs, "device": device},
             data_dir=data_dir,
             out=out,
             overwrite=overwrite,

@@ -11,6 +11,7 @@ from functools import partial
 from ..errors import PlanError, ScheduleError
 from ..methods import Method
 from ..nn.chain import chain
+from ..nn.device import Accelerator
 from ..plan import Plan
 from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
@@ -22,6 +23,7 @@ from ..transport.faults import Faults
 from ..transport.faulty_link import FaultyLink
 from ..transport.link import Link
 from ..transport.mail import Mail, Message
+from ..transport.staging import Staging
 from ..transport.world import World
 from .run import Run
 
@@ -61,6 +63,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         )
     evaluation = evaluation_schedule(schedule.stages)
     links: dict[int, Link] = {}
+    device = blueprint.options.device
+    staging = Staging(device) if isinstance(device, Accelerator) and world.group is not None else None
 
     def forward_to(message: Message) -> None:
         links[devices[message.stage]].send(message)
@@ -81,6 +85,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         accumulate=blueprint.accumulate,
         mean_loss=blueprint.mean_loss,
         fed=method.reads_on_every_rank,
+        device=device,
+        landed=staging.landed if staging is not None else None,
     )
     make_link: Callable[..., Link] = Link
     if faults:
@@ -99,7 +105,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         health.describe = describe
         health.report_to(mail.fail)
         for peer, boxes in _peers((schedule, evaluation), devices, world.rank).items():
-            links[peer] = make_link(peer, world.group, mail, health, boxes)
+            links[peer] = make_link(peer, world.group, mail, health, boxes, staging)
 
     def rebuild(other: Method, plan: Plan) -> Run:
         """A run of the same model by another method and cut, from copies, in this process alone."""
