@@ -56,6 +56,7 @@ processes = 1              # that share the stages; 1 trains inline, with the sa
 epochs = 2
 # seed = 0
 # precision = "fp32"       # or bf16
+# device = "auto"          # an accelerator if there is one; or cpu, cuda, "cuda:1"
 # loss = "cross_entropy"   # of torch.nn.functional, or your own: "package.module:function"
 # clip_grad_norm = 1.0
 # clip_norm_of = "stage"    # or model, under methods that update all stages together

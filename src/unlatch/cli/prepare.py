@@ -177,6 +177,7 @@ def _parallelize(config: Config, model: nn.Module, method: Method, **changes: An
         "optimizer": config.optimizer_factory(),
         "split": _split(config.run.split),
         "precision": config.run.precision,
+        "device": config.run.device,
         "clip_grad_norm": config.run.clip_grad_norm,
         "clip_norm_of": config.run.clip_norm_of,
         "metrics": models.metrics_for(config.model.name),

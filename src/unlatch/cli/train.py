@@ -25,6 +25,9 @@ def command(
     messages: Annotated[
         str | None, typer.Option(help="How states and gradients travel between stages: exact, bf16 or int8.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where stages compute: auto, cpu, cuda (one per process), cuda:1.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
     ] = None,
@@ -99,7 +102,13 @@ def command(
             method=method,
             plan=plan,
             overrides=overrides or [],
-            run={"stages": stages, "processes": processes, "epochs": epochs, "messages": messages},
+            run={
+                "stages": stages,
+                "processes": processes,
+                "epochs": epochs,
+                "messages": messages,
+                "device": device,
+            },
             data_dir=data_dir,
             out=out,
             overwrite=overwrite,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import PlanError
+from .device import device_of
 from .randomness import replayable
 
 __all__ = ["as_stream", "draw_seed", "evaluate_branch"]
@@ -65,7 +66,9 @@ def evaluate_branch(
 
     **Returns:** the result in the dtype in which the branch computed it.
     """
-    randomness: AbstractContextManager[None] = nullcontext() if seed is None else replayable(seed, 0, 0)
+    randomness: AbstractContextManager[None] = (
+        nullcontext() if seed is None else replayable(seed, 0, 0, device_of(x))
+    )
     guarded = x.clone()
     with randomness:
         out = branch(guarded) if params is None else functional_call(branch, dict(params), (guarded,))

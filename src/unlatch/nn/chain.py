@@ -28,6 +28,7 @@ __all__ = [
     "chain",
     "cut",
     "name_in_model",
+    "original_names",
     "stage_of_blocks",
     "stage_starts",
     "state_names",
@@ -294,6 +295,11 @@ class StageChain(nn.Module):
 
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def original_names(part: nn.Module, model: Model) -> dict[str, str]:
+    """As `state_names`, also of a `StageChain` that was copied since it was cut from the model."""
+    return part.original if isinstance(part, StageChain) and part.original else state_names(part, model)
 
 
 def name_in_model(part: nn.Module, name: str) -> str:

@@ -1,8 +1,8 @@
 """Random numbers that depend on (seed, stage, micro-batch) and on nothing else.
 
 A forward that is done again must draw the same dropout masks, and a run must not depend on which process draws first.
-So each forward of a stage runs inside `replayable`: torch's global generators are seeded from the three numbers, and on
-the way out they are put back exactly as they were.
+So each forward of a stage runs inside `replayable`: torch's global generators, that of the host and that of the stage's
+device, are seeded from the three numbers, and on the way out they are put back exactly as they were.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from types import TracebackType
 
 import torch
-from torch import Tensor
+
+from .device import CPU, Device
 
 __all__ = ["mixed_seed", "replayable"]
 
@@ -36,8 +37,8 @@ def mixed_seed(seed: int, stage: int, micro: int) -> int:
 class replayable:  # noqa: N801 - used like a function
     """A context whose random numbers are a function of `(seed, stage, micro)`.
 
-    Covers torch's CPU generator and, once CUDA is in use, the generator of the current device. Python's and NumPy's
-    generators are left alone. Contexts may be nested.
+    Covers torch's CPU generator and that of `device`. Python's and NumPy's generators are left alone. Contexts may be
+    nested.
 
     >>> with replayable(0, stage=1, micro=5):
     ...     first = torch.rand(3)
@@ -47,26 +48,20 @@ class replayable:  # noqa: N801 - used like a function
     True
     """
 
-    __slots__ = ("_cpu", "_cuda", "_device", "_seed")
+    __slots__ = ("_cpu", "_device", "_seed", "_there")
 
-    def __init__(self, seed: int, stage: int, micro: int) -> None:
+    def __init__(self, seed: int, stage: int, micro: int, device: Device = CPU) -> None:
         self._seed = mixed_seed(seed, stage, micro)
-        self._cuda: Tensor | None = None
+        self._device = device
 
     def __enter__(self) -> None:
         generator = torch.default_generator
         self._cpu = generator.get_state()
         generator.manual_seed(self._seed)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._device = torch.cuda.current_device()
-            cuda = torch.cuda.default_generators[self._device]
-            self._cuda = cuda.get_state()
-            cuda.manual_seed(self._seed)
+        self._there = self._device.seed(self._seed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         torch.default_generator.set_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.default_generators[self._device].set_state(self._cuda)
-            self._cuda = None
+        self._device.unseed(self._there)

@@ -50,8 +50,13 @@ class Blueprint:
         return len(self.plan.starts)
 
     def modules(self) -> list[StageChain]:
-        """The parts themselves."""
-        return [StageChain(part, self.model) for part in cut(self.blocks, self.plan.starts)]
+        """The parts themselves; those of this process as its stages use them, on its device."""
+        parts = cut(self.blocks, self.plan.starts)
+        return [self.module(part) if self.is_here(i) else StageChain(part, self.model) for i, part in enumerate(parts)]
+
+    def module(self, blocks: Sequence[Block]) -> StageChain:
+        """Some blocks as a stage of this process uses them."""
+        return self.options.device.own(StageChain(blocks, self.model))
 
     def is_here(self, device: int) -> bool:
         """Whether a device of the plan is this rank."""

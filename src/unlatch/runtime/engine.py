@@ -17,7 +17,6 @@ the mail.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, NonFinite, PeerLost, StageFailed, TransportError, UnlatchError
 from ..io.space import bytes_text
+from ..nn.device import CPU, Device
 from ..nn.tree import aligned, batch_size, map_tensors, split_batch
 from ..schedule import OUTSIDE, Entry, Kind, Schedule
 from ..transport.mail import Mail, Message, Micro
@@ -36,6 +36,7 @@ from .compression import Compression
 from .events import Event, Recorder
 from .stage import Stage
 from .station import Operation, Station
+from .timing import Timing
 
 __all__ = ["Engine", "Finished", "Order"]
 
@@ -102,6 +103,8 @@ class Engine:
     - `accumulate`: batches per update.
     - `mean_loss`: whether the loss is a mean over samples, so that parts are weighted by their size.
     - `fed`: whether this process is fed by its caller although the first station is elsewhere.
+    - `device`: where its stations compute.
+    - `landed`: makes of what a message holds what stations take, where tensors come to the device by themselves.
     """
 
     def __init__(
@@ -116,6 +119,8 @@ class Engine:
         mean_loss: bool = True,
         fed: bool = False,
         recorder: Recorder | None = None,
+        device: Device = CPU,
+        landed: Callable[[Any], Any] | None = None,
     ) -> None:
         self.stations = {index: stations[index] for index in sorted(stations)}
         self.schedule = schedule
@@ -123,7 +128,12 @@ class Engine:
         self.microbatches = microbatches
         self.accumulate = accumulate
         self.mean_loss = mean_loss
-        self.recorder = recorder or Recorder()
+        self.device = device
+        self._landed = landed
+        self._clock = device.clock
+        self._recorder = recorder or Recorder()
+        self._timing = Timing(self._recorder) if device.runs_ahead else None
+        self._record = self._recorder.add if self._timing is None else self._timing.add
         self.batches = 0
         #: Whether gradients are looked at after every entry, so that one that is not finite is traced to its batch.
         self.careful = False
@@ -146,7 +156,8 @@ class Engine:
         self._newest: Micro | None = None
         self._origin = self._fed = self._done = 0
         self._update = self._in_update = 0
-        self._losses: dict[int, float] = {}
+        #: By id of a micro-batch its mean loss, which `float` reads.
+        self._losses: dict[int, Any] = {}
         self._counts: dict[int, float] = {}
         self._batch_loss, self._batch_count, self._batch_samples = 0.0, 0.0, 0
         #: Micro-batches and batches that were fed.
@@ -187,6 +198,17 @@ class Engine:
         """Let messages travel in fewer bytes; before the first batch, and after whatever else wraps operations."""
         self.compression = compression
         self.wrap(compression.around)
+
+    def place(self) -> dict[str, Any]:
+        """What an engine is given that works in the same place as this one."""
+        return {"device": self.device, "landed": self._landed}
+
+    @property
+    def recorder(self) -> Recorder:
+        """What happened so far."""
+        if self._timing is not None:
+            self._timing.settle()
+        return self._recorder
 
     @property
     def stages(self) -> dict[int, Stage]:
@@ -293,9 +315,9 @@ class Engine:
             "progress": {name: getattr(self, name) for name in _PROGRESS},
             "micros": micros,
             "newest": asdict(self._newest) if self._newest is not None else None,
-            "losses": dict(self._losses),
+            "losses": {micro: float(loss) for micro, loss in self._losses.items()},
             "counts": dict(self._counts),
-            "recorder": self.recorder.state(),
+            "recorder": self._recorder.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -315,7 +337,7 @@ class Engine:
         self._losses.update(state["losses"])
         self._counts.clear()
         self._counts.update(state["counts"])
-        self.recorder.load(state["recorder"])
+        self._recorder.load(state["recorder"])
 
     def route(self, path: str | None = None) -> dict[int, Any]:
         """What evaluation runs through, by stage: the network itself, or another path that the method knows."""
@@ -336,9 +358,10 @@ class Engine:
     def _enter(self, x: Any, y: Any) -> int:
         """Cut a batch into micro-batches and hand each to the stations that take data; give their number."""
         total = batch_size(x)
-        if len(self.stations) < self.schedule.stations:
-            # It leaves this process when the sender gets to it; by then the caller may use its memory for the next one.
-            y = map_tensors(Tensor.clone, y)
+        x = self.device.here(x)
+        # It leaves this process when the sender gets to it; by then the caller may use its memory for the next one.
+        leaves = len(self.stations) < self.schedule.stations
+        y = map_tensors(Tensor.clone, y) if leaves else self.device.here(y)
         pieces = [map_tensors(aligned, piece) for piece in split_batch((x, y), self.microbatches)]
         self._in_update += 1
         ends = self._in_update == self.accumulate
@@ -390,10 +413,10 @@ class Engine:
         for number in range(self._done, done):
             micro = self._micros.pop(number)
             count = self._counts.pop(micro.id, None)
-            self._batch_loss += (micro.scale if count is None else count) * self._losses.pop(micro.id)
+            self._batch_loss += (micro.scale if count is None else count) * float(self._losses.pop(micro.id))
             self._batch_count += count or 0.0
             self._batch_samples += micro.size
-            behind = self.recorder.behind(micro.id)
+            behind = self._recorder.behind(micro.id)
             if micro.index == micro.count - 1:
                 loss = self._batch_loss if count is None else self._batch_loss / (self._batch_count or 1.0)
                 weight = self._batch_samples if count is None else self._batch_count
@@ -431,8 +454,8 @@ class Engine:
                 losses[micro.id] = message.scalars["loss"]
                 if "count" in message.scalars:
                     counts[micro.id] = message.scalars["count"]
-            taken.append(message.payload)
-        version, start = station.version, time.perf_counter()
+            taken.append(message.payload if self._landed is None else self._landed(message.payload))
+        version, start = station.version, self._clock()
         try:
             given = task.work(micro, *taken)
             if self.careful:
@@ -445,14 +468,14 @@ class Engine:
             raise
         except Exception as error:
             raise _failure(task, micro, error) from error
-        end = time.perf_counter()
+        end = self._clock()
         number = micro.update if task.once_per_update else micro.id
         if task.is_forward:
             version = station.seen
-            self.recorder.forward(station.index, micro.id, version)
+            self._recorder.forward(station.index, micro.id, version)
         elif task.is_gradient:
-            self.recorder.gradient(station.index, micro.id, version)
-        self.recorder.add(Event(station.index, task.entry.kind, number, version, start, end, station.kept_bytes))
+            self._recorder.gradient(station.index, micro.id, version)
+        self._record(Event(station.index, task.entry.kind, number, version, start, end, station.kept_bytes))
         if task.gives:
             loss = losses.get(micro.id)
             scalars = None if loss is None else {"loss": loss}

@@ -12,6 +12,7 @@ import torch
 from ..data.pairs import pairs
 from ..errors import ConfigError, DataError, ShapeMismatch, StageFailed, UnlatchError
 from ..metrics import DEFAULT, Metric, name_of, summary_of, sums_of
+from ..nn.device import CPU, Device
 from ..nn.tree import batch_size, map_tensors
 from ..rules.losses import LossFunction, measured
 from ..schedule import OUTSIDE, Entry, Kind, Periodic, Port
@@ -50,8 +51,11 @@ def evaluation_schedule(stages: int) -> Periodic:
 class _Evaluating(Station):
     """One part of the way through the network; adds up what it is answered."""
 
-    def __init__(self, index: int, part: Any, last: bool, loss_fn: LossFunction, metrics: Sequence[Metric]) -> None:
+    def __init__(
+        self, index: int, part: Any, last: bool, loss_fn: LossFunction, metrics: Sequence[Metric], device: Device
+    ) -> None:
         super().__init__(index)
+        self._device = device
         self.sums: Sums = {"samples": (0.0, 1.0), "loss": (0.0, 0.0)}
         self._part, self._last = part, last
         self._loss_fn, self._metrics = loss_fn, metrics
@@ -67,7 +71,7 @@ class _Evaluating(Station):
         if not self._last:
             return ((x, y),)
         with torch.no_grad():
-            self._measured = self._measure(_in_full_precision(x), y, micro)
+            self._measured = self._measure(_in_full_precision(x), self._device.here(y), micro)
         return ()
 
     def down(self, micro: Micro, *answer: Sums) -> Sequence[Any]:
@@ -100,6 +104,7 @@ def evaluate(
     devices: Sequence[int] = (),
     loss_fn: LossFunction,
     metrics: Sequence[Metric] = DEFAULT,
+    like: Engine | None = None,
 ) -> dict[str, float]:
     """Mean loss and metrics over a loader, at the newest weights of every stage.
 
@@ -109,11 +114,15 @@ def evaluate(
     - `loader`: read only where stage 0 lives.
     - `devices`: for each stage its process.
     - `metrics`: called where the last stage lives, and the same everywhere, since all add up.
+    - `like`: the engine that trains here, on whose device evaluation runs.
     """
-    stations = {index: _Evaluating(index, part, index == stages - 1, loss_fn, metrics) for index, part in route.items()}
+    device = like.device if like is not None else CPU
+    stations = {
+        index: _Evaluating(index, part, index == stages - 1, loss_fn, metrics, device) for index, part in route.items()
+    }
     if not stations:
         return {}
-    engine = Engine(stations, evaluation_schedule(stages), mail, devices=devices)
+    engine = Engine(stations, evaluation_schedule(stages), mail, devices=devices, **(like.place() if like else {}))
     if engine.leads:
         if loader is None:
             raise DataError("evaluate needs a loader on the rank that holds stage 0, got None")

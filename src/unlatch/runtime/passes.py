@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss, ShapeMismatch
+from ..nn.device import CPU, Device
 from ..nn.randomness import replayable
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, unflatten
@@ -22,17 +23,7 @@ from .measuring import Measured
 from .updating import Optimizer
 from .whole_batch import WholeBatch
 
-__all__ = ["Passes", "StageOptions", "autocast"]
-
-
-def autocast(precision: str) -> AbstractContextManager[Any]:
-    """A context in which forwards run in `precision`: `"bf16"` casts automatically, `"fp32"` leaves everything alone.
-
-    >>> with autocast("bf16"):
-    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    torch.bfloat16
-    """
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+__all__ = ["Passes", "StageOptions"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +39,15 @@ class StageOptions:
     precision: str = "fp32"
     seed: int = 0
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"
+    device: Device = CPU
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """A context in which forwards run in the precision that was chosen."""
+        return self.device.autocast(self.precision)
+
+    def random(self, stream: int, micro: int) -> replayable:
+        """A context whose random numbers depend on the run's seed, a stream of numbers and a micro-batch."""
+        return replayable(self.seed, stream, micro, self.device)
 
     @property
     def clips_whole_norm(self) -> bool:
@@ -80,8 +80,9 @@ class Passes(Measured):
         self.last = index == stages - 1
         self.module = module
         self.options = options
-        #: Of the newest forward: its mean loss, and what that is a mean over, if the loss function counts.
-        self.loss: float | None = None
+        #: Of the newest forward: its mean loss, which `float` reads, and what that is a mean over, if the loss function
+        #: counts.
+        self.loss: Any = None
         self.count: float | None = None
         self.counts_add_up = counts_add_up
         self.whole = WholeBatch(options.loss_fn)
@@ -100,7 +101,7 @@ class Passes(Measured):
     @contextmanager
     def passing(self, kept: Kept) -> Iterator[None]:
         """Random numbers and precision of a pass over the module."""
-        with replayable(self.options.seed, self.index, kept.micro.id), self._autocast():
+        with self.options.random(self.index, kept.micro.id), self.options.autocast():
             yield
 
     def counting(self, counts: bool) -> AbstractContextManager[Any]:
@@ -120,8 +121,9 @@ class Passes(Measured):
                 "the mean (and say loss_reduction='sum' if it adds instead), or return (sum, count)"
             )
         mean = loss if self.count is None else loss / (self.count or 1.0)
-        self.loss = value = float(mean.detach())
-        if self.options.checks_finite and not math.isfinite(value):
+        self.loss = value = self.options.device.reading(mean.detach())
+        # Where the host does not wait for the loss, its gradients tell: they are looked at before they are applied.
+        if self.options.checks_finite and type(value) is float and not math.isfinite(value):
             found = f"the loss of {micro} is {value}"
             if math.isnan(value) and micro.count > 1 and self.count is None:
                 found += " (a mean over nothing, if it has no target that counts: let loss_fn return (sum, count))"
@@ -135,11 +137,8 @@ class Passes(Measured):
         modes = [(m, m.training) for m in self.module.modules()]
         self.module.eval()
         try:
-            with torch.no_grad(), self._autocast():
+            with torch.no_grad(), self.options.autocast():
                 return self.module(inputs)
         finally:
             for module, training in modes:
                 module.training = training
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return autocast(self.options.precision)

@@ -98,7 +98,9 @@ class Stage(Passes):
 
         **Returns:** the detached output, or at the last stage `None` (the loss is in `self.loss`).
         """
-        leaves, spec = flatten(inputs)
+        here = self.options.device.here
+        leaves, spec = flatten(here(inputs))
+        target = here(target)
         kept = Kept(micro, self.version, [t.detach() for t in leaves], spec, target)
         with self._forward_weights(kept):
             if self.observer is not None:
@@ -234,7 +236,7 @@ class Stage(Passes):
             "batches": self._batches,
             "counted": self._counted,
             "seen": self.seen,
-            "loss": self.loss,
+            "loss": None if self.loss is None else float(self.loss),
             "count": self.count,
             "measured": self.measured_state(),
         }

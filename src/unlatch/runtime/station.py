@@ -36,7 +36,7 @@ class Station:
         self.stage = stage
         self.share_losses({}, {})
 
-    def share_losses(self, losses: dict[int, float], counts: dict[int, float]) -> None:
+    def share_losses(self, losses: dict[int, Any], counts: dict[int, float]) -> None:
         """Use what the whole process knows of micro-batches under way, by id: their mean losses, and what these are
         means over, if the loss function counts."""
         self.losses, self.counts = losses, counts

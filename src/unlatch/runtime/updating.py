@@ -16,7 +16,7 @@ from ..rules.weights import move_to_fresh_storage
 from .finite import all_finite, first_not_finite
 from .foresight import foreseen_rates
 
-__all__ = ["Optimizer", "Updater", "completed", "plain_part"]
+__all__ = ["Optimizer", "Updater", "beside", "completed", "plain_part"]
 
 Optimizer = torch.optim.Optimizer
 
@@ -240,7 +240,8 @@ class Updater:
             # Torch converts what it loads to the parameters' dtype, which is not the dtype that all of it has.
             listed = [p for group in self.optimizer.param_groups for p in group["params"]]
             for position, saved in state["optimizer"]["state"].items():
-                self.optimizer.state[listed[position]].update(saved)
+                p = listed[position]
+                self.optimizer.state[p].update({k: beside(p, k, v, self.optimizer) for k, v in saved.items()})
         if self.scheduler is not None:
             self.scheduler.load_state_dict(completed(self.scheduler.state_dict(), state["schedule"]))
         self._epoch_ends = [(due, metric) for due, metric in state["epoch_ends"]]
@@ -280,6 +281,15 @@ def plain_part(state: Mapping[Any, Any], *, tensors: bool = True) -> dict[Any, A
         elif plain(value):
             part[key] = value
     return part
+
+
+def beside(p: Tensor, key: str, value: Any, optimizer: Optimizer) -> Any:
+    """What an optimizer remembers about a parameter, on the device where it keeps it: that of the parameter, except
+    for the count of steps, which torch's optimizers keep on the host unless they run on the device as a whole."""
+    if not isinstance(value, Tensor):
+        return value
+    whole = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
+    return value.cpu() if key == "step" and not whole else value.to(p.device)
 
 
 def completed(own: Any, saved: Any) -> Any:

@@ -34,7 +34,7 @@ class WholeBatch:
         #: What is to be told, once.
         self.news: list[str] = []
 
-    def add(self, micro: Any, outputs: Tree, target: Tree, loss: float | None, count: float | None) -> None:
+    def add(self, micro: Any, outputs: Tree, target: Tree, loss: Any, count: float | None) -> None:
         """Take note of a micro-batch, whose mean loss this is."""
         # Without a share of its own it is a batch, or its loss is a sum; a loss that counts has no need of shares.
         if not self._left or micro.scale == 1.0 or count is not None or loss is None:
@@ -43,7 +43,7 @@ class WholeBatch:
             self._seen = []
         if micro.index != len(self._seen):
             return
-        self._seen.append((map_tensors(torch.detach, outputs), target, micro.scale * loss))
+        self._seen.append((map_tensors(torch.detach, outputs), target, micro.scale * float(loss)))
         if micro.index == micro.count - 1:
             self._left -= 1
             if len(self._seen) == micro.count:

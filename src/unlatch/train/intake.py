@@ -9,6 +9,7 @@ from ..data.pairs import pairs
 from ..errors import DataError, PlanError
 from ..nn.chain import Block, Model, as_module
 from ..nn.chain_check import check_chain, check_own_loss
+from ..nn.device import CPU, Device
 from ..nn.foreign import foreign
 from ..nn.tree import Tree
 
@@ -23,6 +24,7 @@ class Intake:
     - `model`, `blocks`, `starts`: what the first batch is tried on, a few rows of it.
     - `own_loss`: whether the loss is the model's own, and so must equal what the model says itself.
     - `proven`: whether a sample has been tried before.
+    - `device`: where batches may be already.
 
     >>> import torch
     >>> from ..nn.chain import chain
@@ -41,10 +43,11 @@ class Intake:
         *,
         own_loss: bool = False,
         proven: bool = False,
+        device: Device = CPU,
     ) -> None:
         self._model, self._blocks, self._starts = model, blocks, starts
         self._foreign = foreign(model)
-        self._own_loss = own_loss
+        self._own_loss, self._device = own_loss, device
         # Torch's own modules in a row do what they say.
         self._proven = proven or all(
             type(part).__module__.startswith("torch.nn.") for part in as_module(model).modules()
@@ -61,7 +64,8 @@ class Intake:
                 "library with such batches take them apart themselves"
             )
         if not self._proven:
-            self._prove(x, y)
+            # The model itself is on the CPU, wherever its stages are.
+            self._prove(*self._device.on_host((x, y)))
             self._proven = True
         return x, y
 

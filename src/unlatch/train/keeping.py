@@ -18,8 +18,7 @@ from torch import Tensor
 from ..errors import NonFinite, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
-from ..nn.chain import state_names
-from ..nn.tree import copied
+from ..nn.chain import original_names
 from ..plan import Plan
 from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
@@ -64,12 +63,13 @@ class Keeping:
         self._messages = blueprint.messages
         self._checks_finite = blueprint.options.checks_finite
         #: For each stage here, what its tensors are called in the whole model.
-        self.names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
+        self.names = {s.index: original_names(s.module, blueprint.model) for s in engine.stages.values()}
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
         self._optimizer = type(optimizers[0]).__name__ if optimizers else None
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """Continue where the run was whose state this is; the tensors are used as they are."""
+        state = self._engine.device.here(state)
         self._engine.load(state)
         self._engine.mail.load(state["mail"])
         self._compensation.load(state["joining"])
@@ -81,8 +81,9 @@ class Keeping:
         for link in self._links:
             link.mark()
         own = {**engine.state(), "joining": self._compensation.state()}
-        model, state = copied((snapshot.model_state(engine.stages.values(), self.names), own))
-        return lambda: (model, {**state, "mail": cut.wait(engine.mail.failure)})
+        device = engine.device
+        model, state = device.copied((snapshot.model_state(engine.stages.values(), self.names), own))
+        return lambda: (model, {**state, "mail": device.on_host(_numbers(cut.wait(engine.mail.failure)))})
 
     def exact(self, progress: Mapping[str, Any]) -> Snapshot:
         """All that is under way."""
@@ -97,7 +98,7 @@ class Keeping:
 
     def drained_part(self, kept: Mapping[str, Tensor]) -> tuple[Any, ...]:
         own = snapshot.named(self._engine, self.names, self._plan.starts)
-        return snapshot.Named(*copied(tuple(own))), kept, random_state(), self._not_finite()
+        return snapshot.Named(*self._engine.device.copied(tuple(own))), kept, random_state(), self._not_finite()
 
     def _facts(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         loop = {
@@ -207,6 +208,11 @@ def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any
 def _drained(facts: Mapping[str, Any], parts: Sequence[Any]) -> Checkpoint:
     numbers = [numbers for *_, numbers, _ in parts]
     return _with_kept(snapshot.merged([own for own, *_ in parts], {**facts, "random": numbers}), parts)
+
+
+def _numbers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in which losses that nobody has read yet are numbers."""
+    return [m | {"scalars": {k: float(v) for k, v in m["scalars"].items()}} if m["scalars"] else m for m in messages]
 
 
 def _tensors_in(progress: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
+
 from ..errors import ConfigError
 from ..methods import Method
 from ..methods import get as get_method
 from ..metrics import Metric, checked
 from ..nn.chain import Block, Model, as_module, chain, cut
 from ..nn.chain_check import check_chain, check_own_loss
+from ..nn.device import check_on_host, find_device
 from ..nn.foreign import Foreign, foreign
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan
@@ -49,6 +52,7 @@ def parallelize(
     sample: tuple[Tree, Tree] | Mapping[str, Any] | None = None,
     plan: Plan | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
+    device: str | torch.device = "auto",
     clip_grad_norm: float | None = None,
     clip_norm_of: Literal["stage", "model"] = "stage",
     loss_reduction: Literal["mean", "sum"] = "mean",
@@ -84,6 +88,9 @@ def parallelize(
       the chain is checked on the first batch.
     - `plan`: a finished plan instead of `split`.
     - `precision`: `"bf16"` runs forwards under autocast.
+    - `device`: where stages compute. `"auto"` takes an accelerator if torch finds one and the CPU otherwise; `"cpu"`;
+      `"cuda"` or another kind, of which each rank takes its own by `LOCAL_RANK`; or one device, such as `"cuda:1"`.
+      The model stays on the CPU: each rank moves copies of its own stages, and `run.module()` brings the weights back.
     - `clip_grad_norm`: limits the norm of the gradient.
     - `clip_norm_of`: `"stage"` limits each stage by itself; `"model"` all together, as torch does, which only methods
       can that update all stages at the same time.
@@ -120,8 +127,12 @@ def parallelize(
     elsewhere, own_loss = foreign(model), loss_fn is None
     loss = _own_loss(elsewhere, model) if loss_fn is None else loss_fn
     batch = _taken_apart(elsewhere, sample, own_loss)
+    check_on_host(as_module(model))
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
+        place_here = find_device(device, ranks=world.size)
+        # The model is on the CPU, and so is everything that is found out with it before training.
+        batch = place_here.on_host(batch)
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
         check_clipping(chosen, stages, clip_grad_norm, clip_norm_of)
         asked = {
@@ -130,6 +141,7 @@ def parallelize(
             "plan": plan.starts if plan is not None else None,
             "seed": seed,
             "precision": precision,
+            "device": place_here.type,
             "clip_grad_norm": clip_grad_norm,
             "clip_norm_of": clip_norm_of,
             "lr_scheduler_per": lr_scheduler_per,
@@ -162,6 +174,7 @@ def parallelize(
             precision=precision,
             seed=seed,
             nonfinite=nonfinite,
+            device=place_here,
         )
         held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
         blueprint = Blueprint(

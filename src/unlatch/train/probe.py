@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..nn.randomness import replayable
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, map_tensors
 from ..rules.losses import taken_apart
@@ -173,9 +172,8 @@ class GradientProbe:
     @torch.enable_grad()
     def _backpropagate(self, micro: Micro, x: Any, target: Tree) -> list[Gradient]:
         options = self._stages[0].options
-        bf16 = torch.autocast("cpu", torch.bfloat16, options.precision == "bf16")
         for stage in self._stages:
-            with replayable(options.seed, stage.index, micro.id), frozen_statistics(stage.module), bf16:
+            with options.random(stage.index, micro.id), frozen_statistics(stage.module), options.autocast():
                 x = stage.module(x)
                 if stage.last:
                     loss, count = taken_apart(options.loss_fn(x, target))

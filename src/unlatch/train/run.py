@@ -108,6 +108,7 @@ class Run:
             own_loss=blueprint.own_loss,
             # One rank tries the first batch for all.
             proven=blueprint.sample is not None or not engine.holds_first,
+            device=engine.device,
         )
         self._compensation = Compensation(method.joined)
         self._keeping = Keeping(blueprint, method, engine, links, self._compensation, rebuild)
@@ -260,8 +261,8 @@ class Run:
         if loader is not None and engine.holds_first:
             loader = self._batches_of(loader, "evaluate")
         asked = fitted(checked(metrics) if metrics is not None else self.metrics, self.known_metrics)
-        loss_fn = self._options.loss_fn
-        found = evaluate(route, stages, engine.mail, loader, devices=devices, loss_fn=loss_fn, metrics=asked)
+        settings: dict[str, Any] = {"loss_fn": self._options.loss_fn, "metrics": asked, "like": engine}
+        found = evaluate(route, stages, engine.mail, loader, devices=devices, **settings)
         # A rank without a stage of its own takes no part.
         return found if len(set(devices)) == self._world.size else self._world.broadcast(found)
 
@@ -272,10 +273,12 @@ class Run:
         with self._reporting("module"):
             self._guard.settle()
             own = snapshot.model_state(self._engine.stages.values(), self._keeping.names)
+            own = self._options.device.on_host(own)
             merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
         with torch.no_grad():
             for name, t in self._model.state_dict(keep_vars=True).items():
-                if name in merged and name not in own:
+                # Stages on another device than the model's are copies of its parts.
+                if name in merged and (name not in own or self._options.device.runs_ahead):
                     t.data.copy_(merged[name])
         return self._model
 

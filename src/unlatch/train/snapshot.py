@@ -27,7 +27,7 @@ from ..plan import Plan, plan_from_json, plan_to_json
 from ..runtime.beside import beside_settings, beside_tensors, load_beside
 from ..runtime.engine import Engine
 from ..runtime.stage import Stage
-from ..runtime.updating import completed, plain_part
+from ..runtime.updating import beside, completed, plain_part
 from ..transport.rounding import Format
 
 __all__ = [
@@ -387,7 +387,8 @@ def _restore_optimizer(path: Path, stage: Stage, names: Mapping[str, str], conte
     for p in stage.params:
         state = entries.get(known[id(p)], {})
         if state:
-            optimizer.state[p] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            own = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            optimizer.state[p] = {k: beside(p, k, v, optimizer) for k, v in own.items()}
     place = _place(stage, names)
     settings: Saved | _StageSettings = next((one for one in saved.stages if one.place == place), saved)
     for group, found in zip(optimizer.param_groups, settings.groups, strict=False):

@@ -11,6 +11,7 @@ from functools import partial
 from ..errors import PlanError, ScheduleError
 from ..methods import Method
 from ..nn.chain import chain
+from ..nn.device import Accelerator
 from ..plan import Plan
 from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
@@ -24,6 +25,7 @@ from ..transport.link import Carrier, Link
 from ..transport.local_link import LocalLink, Neighbours, call_on_neighbours
 from ..transport.mail import Mail, Message
 from ..transport.rounding import Format
+from ..transport.staging import Staging
 from ..transport.world import World
 from .rounding_options import compression_for
 from .run import Run
@@ -65,6 +67,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         )
     evaluation = evaluation_schedule(schedule.stages)
     links: dict[int, Carrier] = {}
+    device = blueprint.options.device
+    staging = Staging(device) if isinstance(device, Accelerator) and world.group is not None else None
 
     def forward_to(message: Message) -> None:
         links[devices[message.stage]].send(message)
@@ -85,6 +89,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         accumulate=blueprint.accumulate,
         mean_loss=blueprint.mean_loss,
         fed=method.reads_on_every_rank,
+        device=device,
+        landed=staging.landed if staging is not None else None,
     )
     make_link: Callable[..., Link] = Link
     tampered = any(fault.message is not None for fault in faults)
@@ -106,15 +112,15 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         health.describe = describe
         health.report_to(mail.fail)
         peers = _peers((schedule, evaluation), devices, world.rank)
-        # Messages can be damaged on a wire, and not where there is none.
-        far = blueprint.transport == "gloo" or tampered
+        # Messages can be damaged on a wire, and not where there is none; those of a device go through pinned memory.
+        far = blueprint.transport == "gloo" or tampered or staging is not None
         channels = call_on_neighbours(world, health, peers, alone=far)
         neighbours = Neighbours(mail) if channels else None
         for peer, boxes in peers.items():
             if neighbours is not None and peer in channels:
                 links[peer] = LocalLink(peer, channels[peer], neighbours, mail, health, boxes)
             else:
-                links[peer] = make_link(peer, world.group, mail, health, boxes)
+                links[peer] = make_link(peer, world.group, mail, health, boxes, staging)
 
     def rebuild(other: Method, plan: Plan, messages: Format) -> Run:
         """A run of the same model by another method, cut and format, from copies, in this process alone."""

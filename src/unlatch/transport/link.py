@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ..errors import PeerLost, TransportError, UnlatchError
 from .mail import MARK, VOID, Mail, Message
-from .wire import HEADER_BYTES, close_notice, open_envelope, seal
+from .staging import Leaving, Staging
+from .wire import HEADER_BYTES, close_notice, open_envelope, room, seal
 
 __all__ = ["Carrier", "Link", "Witness"]
 
@@ -70,6 +71,7 @@ class Link:
     - `mail`: where arriving messages go, and who is told of a failure.
     - `health`: turns a broken connection into an error that names the culprit.
     - `sends`: the boxes here (name, station) that this peer alone fills; a wait for one after it has left is an error.
+    - `staging`: brings tensors from a device to the host and back, where stations compute on one.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Link:
         mail: Mail,
         health: Witness,
         sends: Sequence[tuple[str, int]] = (),
+        staging: Staging | None = None,
     ) -> None:
         self.peer = peer
         self.bytes_sent = 0
@@ -86,7 +89,9 @@ class Link:
         self._mail = mail
         self._health = health
         self._sends = sends
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._staging = staging
+        self._room = staging.room if staging is not None else room
+        self._outbox: queue.SimpleQueue[Message | Leaving | None] = queue.SimpleQueue()
         self._closing = False
         self._threads = [
             threading.Thread(target=work, name=f"unlatch-{name}-{peer}", daemon=True)
@@ -97,7 +102,7 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Hand over a message; returns at once. Its tensors must not be changed afterwards."""
-        self._outbox.put(message)
+        self._outbox.put(message if self._staging is None else self._staging.leaving(message))
 
     def mark(self) -> None:
         """Tell the peer that whatever was sent before belongs to the snapshot taken here."""
@@ -130,6 +135,8 @@ class Link:
         try:
             sequence = 0
             while (message := self._outbox.get()) is not None:
+                if isinstance(message, Leaving):
+                    message = message.on_host()
                 self._transmit(*seal(message, sequence))
                 sequence += 1
             dist.send(close_notice(sequence), self.peer, group=self._group)
@@ -150,7 +157,7 @@ class Link:
             expected = 0
             while True:
                 self._receive(header)
-                envelope = open_envelope(header)
+                envelope = open_envelope(header, self._room)
                 if envelope.sequence != expected:
                     raise TransportError(
                         f"message {envelope.sequence} came from rank {self.peer} where {expected} was due: one was "
@@ -168,6 +175,8 @@ class Link:
                 elif message.kind == VOID:
                     self._mail.void(self.peer)
                 else:
+                    if self._staging is not None:
+                        message = self._staging.arriving(message)
                     self._mail.post(message, self.peer)
                 expected += 1
         except Exception as error:

@@ -69,6 +69,7 @@ def serve(line: Connection, place: Place) -> None:
         RANK=str(place.rank),
         WORLD_SIZE=str(place.ranks),
         LOCAL_RANK=str(place.rank),
+        LOCAL_WORLD_SIZE=str(place.ranks),
     )
     os.environ[SECRET] = place.secret
     _stay_on_loopback()

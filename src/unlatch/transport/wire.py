@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -25,7 +25,17 @@ from ..nn.tree import Tree, flatten, leaves, map_tensors, unflatten
 from .mail import Message, Micro
 from .memory import TAKES_LESS, is_out_of_memory, most_held
 
-__all__ = ["HEADER_BYTES", "Envelope", "close_notice", "dense", "dense_tree", "dtype_named", "open_envelope", "seal"]
+__all__ = [
+    "HEADER_BYTES",
+    "Envelope",
+    "close_notice",
+    "dense",
+    "dense_tree",
+    "dtype_named",
+    "open_envelope",
+    "room",
+    "seal",
+]
 
 HEADER_BYTES = 16384
 # A tensor of at most so many bytes travels in the header, while all such tensors together take no more than the second.
@@ -90,7 +100,7 @@ class _Head(BaseModel):
 class Envelope:
     """A header that was read: the message without its large tensors, and the room they need."""
 
-    def __init__(self, head: _Head, inline: Tensor) -> None:
+    def __init__(self, head: _Head, inline: Tensor, make_room: Callable[[int], Tensor]) -> None:
         self.sequence = head.sequence
         self.closes = head.closes
         self._head = head
@@ -108,7 +118,7 @@ class Envelope:
                 block = inline[offset : offset + nbytes].clone()
                 offset += _aligned(nbytes)
             else:
-                block = _room(nbytes)
+                block = make_room(nbytes)
                 self.blocks.append(block)
             try:
                 self._tensors.append(block.view(dtype).as_strided(shape, strides))
@@ -148,7 +158,8 @@ class Envelope:
         )
 
 
-def _room(nbytes: int) -> Tensor:
+def room(nbytes: int) -> Tensor:
+    """Memory of the host for so many bytes that will come."""
     try:
         return torch.empty(nbytes, dtype=torch.uint8)
     except RuntimeError as error:
@@ -241,8 +252,8 @@ def _header_checksum(header: Tensor) -> int:
     return _checksum(header[: _PREFIX // 2], header[_PREFIX:])
 
 
-def open_envelope(header: Tensor) -> Envelope:
-    """Read a header; a damaged one is refused."""
+def open_envelope(header: Tensor, make_room: Callable[[int], Tensor] = room) -> Envelope:
+    """Read a header; a damaged one is refused. **Arguments:** `make_room`: for so many bytes."""
     length, checksum = (int(number) for number in header[:_PREFIX].view(torch.int64))
     if not 0 < length <= HEADER_BYTES - _PREFIX or checksum != _header_checksum(header):
         raise TransportError("a header does not match its checksum: the stream of messages is damaged")
@@ -250,4 +261,4 @@ def open_envelope(header: Tensor) -> Envelope:
         head = _Head.model_validate_json(header[_PREFIX : _PREFIX + length].numpy().tobytes())
     except ValidationError as error:
         raise TransportError(f"a header cannot be read: {error.errors()[0]['msg']}") from error
-    return Envelope(head, header[_PREFIX + _aligned(length) :])
+    return Envelope(head, header[_PREFIX + _aligned(length) :], make_room)

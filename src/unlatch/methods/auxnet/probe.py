@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...rules.losses import measured
 from ...runtime.stage import Stage
@@ -24,7 +23,7 @@ def serial_gradients(stages: Sequence[Stage], micro: Micro, raw: Raw) -> list[li
     """The gradients of backpropagation for every stage; nothing of the stages is changed."""
     x: Any = raw.x
     for stage in stages:
-        with replayable(stage.options.seed, stage.index, micro.id), frozen_statistics(stage.module):
+        with stage.options.random(stage.index, micro.id), frozen_statistics(stage.module):
             x = stage.module(x)
     loss, _ = measured(stages[-1].options.loss_fn(x, raw.y))
     wanted = [p for stage in stages for p in stage.params]

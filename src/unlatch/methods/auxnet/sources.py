@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ...nn.auxiliary import Capacity
-from ...nn.randomness import replayable
 from ...nn.rescaled import Rescaled
-from ...runtime.passes import autocast
 from ...runtime.stage import StageOptions
 from ...runtime.trained import Trained
 from ...transport.mail import Micro
@@ -138,7 +136,7 @@ class AuxNetSource(Source):
 
     def _run(self, micro: Micro, raw: Raw) -> Tensor:
         options = self._options
-        with replayable(options.seed, self._stage + _STREAM, micro.id), autocast(options.precision):
+        with options.random(self._stage + _STREAM, micro.id), options.autocast():
             found: Tensor = self.module(raw.x)
             return found
 

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError, DataError
-from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...nn.tree import flatten, map_tensors
 from ...rules.losses import measured
-from ...runtime.passes import autocast
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Rounds, Station
 from ...runtime.trained import Trained
@@ -140,7 +138,8 @@ class BorderStation(Station):
             (_, digest), (x, y) = arrived
         else:
             (x, y), digest = arrived[0]
-        raw = Raw(dense_tree(x), dense_tree(y))
+        here = self.stage.options.device.here
+        raw = Raw(here(dense_tree(x)), here(dense_tree(y)))
         if digest is not None and not self.stage.first:
             check_same(raw, digest, micro, self.index)
         self.under_way[micro.id] = _UnderWay(raw)
@@ -292,7 +291,7 @@ class BorderStation(Station):
         grads = [p.grad for p in stage.params if p.grad is not None]
         if grads:
             torch._foreach_mul_(grads, 1.0 - share)
-        with replayable(options.seed, stage.index + _ECHO_STREAM, heard.id), autocast(options.precision):
+        with options.random(stage.index + _ECHO_STREAM, heard.id), options.autocast():
             loss, _ = measured(options.loss_fn(stage.module(x), raw.y))
         torch.autograd.backward(share * loss)
         return ()
@@ -454,8 +453,7 @@ class TableStation(BorderStation):
     @torch.no_grad()
     def _pass(self, micro: Micro, inputs: Any) -> Any:
         options = self.stage.options
-        random = replayable(options.seed, self.index, micro.id)
-        with self._statistics, random, autocast(options.precision):
+        with self._statistics, options.random(self.index, micro.id), options.autocast():
             return self.stage.module(inputs)
 
     def _kept_state(self) -> dict[str, Any]:
@@ -494,7 +492,7 @@ def checksum(tree: Any) -> float:
     """
     value = 0
     for t in flatten(tree)[0]:
-        value = zlib.crc32(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, value)
+        value = zlib.crc32(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, value)
     return float(value)
 
 

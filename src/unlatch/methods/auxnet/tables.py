@@ -30,7 +30,7 @@ def sample_keys(x: Any) -> list[bytes]:
     >>> a == b
     True
     """
-    columns = [t.detach().contiguous().flatten(1).view(torch.uint8).numpy() for t in flatten(x)[0]]
+    columns = [t.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy() for t in flatten(x)[0]]
     return [
         hashlib.blake2b(b"".join(column[row].tobytes() for column in columns), digest_size=_KEY_BYTES).digest()
         for row in range(len(columns[0]))
@@ -102,7 +102,7 @@ class TableSource(Source):
     def store(self, raw: Raw, x: Tensor, *, only_new: bool = False) -> None:
         """Set the inputs of these samples to the state of a serial pass; new samples start without multiplier."""
         before = self._used
-        rows = torch.tensor(self._rows(raw))
+        rows = torch.tensor(self._rows(raw), device=x.device)
         self._grow(x, len(self.roster.rows))
         self._used = len(self.roster.rows)
         assert self._inputs is not None

@@ -196,7 +196,7 @@ class _Building:
 
     def _module(self, layer: int) -> StageChain:
         start, end = self.plan.spans[layer]
-        return StageChain(self.blueprint.blocks[start:end], self.blueprint.model)
+        return self.blueprint.module(self.blueprint.blocks[start:end])
 
     def _reach(self, layer: int) -> int:
         """Slots between the forward and the use of its weights in a gradient."""

@@ -17,13 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ...nn.linear_map import LinearMap
-from ...nn.randomness import replayable
 from ...nn.statistics import frozen_statistics
 from ...nn.tree import Tree, flatten, map_tensors, unflatten
 from ...plan.dataflow import LayerTasks
 from ...rules.bundle import Rules
 from ...rules.weights import weights_at
-from ...runtime.passes import autocast
 from ...runtime.stage import Gradients, Kept, Stage, StageOptions
 from ...transport.mail import Micro
 
@@ -77,14 +75,15 @@ class Home(Stage):
 
     @contextmanager
     def passing(self, kept: Kept) -> Iterator[None]:
-        with replayable(self.options.seed, self.layer, kept.micro.id), self._autocast():
+        with self.options.random(self.layer, kept.micro.id), self.options.autocast():
             yield
 
     def loss_gradient(self, micro: Micro, outputs: Tree, target: Tree) -> Gradients:
         """The loss, and its gradient with respect to the layer's output."""
         tensors, spec = flatten(outputs)
+        target = self.options.device.here(target)
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
-        with self._autocast():
+        with self.options.autocast():
             loss = self._checked_loss(self.options.loss_fn(unflatten(spec, leaves), target), micro)
             self.whole.add(micro, outputs, target, self.loss, self.count)
         wanted = [t for t in leaves if t.requires_grad]
@@ -296,9 +295,9 @@ class GraphAway:
         # Graph and gradient under one roof: afterwards the parameters show their own values again.
         with (
             weights_at(self.params, weights),
-            replayable(self.options.seed, self.layer, micro.id),
+            self.options.random(self.layer, micro.id),
             self._statistics,
-            autocast(self.options.precision),
+            self.options.autocast(),
         ):
             outputs = flatten(self.module(unflatten(spec, leaves)))[0]
             pairs = [(y, g) for y, g in zip(outputs, cotangent, strict=True) if g is not None and y.requires_grad]

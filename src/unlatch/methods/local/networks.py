@@ -125,9 +125,9 @@ class Networks:
         net = Rescaled(parts, border.shape, rescale=rescale)
         check_auxnet(net, border)
         clip, make = None if shared else options.clip_grad_norm, _given(optimizer, options.optimizer)
-        place = self._place(stage, net)
+        place, size = self._place(stage, net), capacity(net, border)
+        net = options.device.moved(net)
         trained = Trained(net, place, make, options.lr_scheduler, clip, checks=options.checks_finite)
-        size = capacity(net, border)
         if size.flop_ratio > 0.5:
             log.warning(
                 "the AuxNet of stage %d costs %.0f %% of the blocks it stands for, so little is gained: cut later or "
@@ -173,6 +173,7 @@ class Networks:
                 "it one, as unlatch.nn.heads.GradientSynthesiser has"
             )
         checks, place = self.blueprint.options.checks_finite, self._place(stage, net)
+        net = self.blueprint.options.device.moved(net)
         return Synthesis(Trained(net, place, lambda params: torch.optim.Adam(params, lr=rate), checks=checks))
 
     def _has_classes(self) -> bool:
@@ -193,7 +194,7 @@ class Networks:
         seen = border.state if sees_state else torch.zeros(2, *border.shape, dtype=self.dtype)
         self._check_head(self._own(net, f"the head of stage {stage}"), stage, seen)
         return Trained(
-            net,
+            options.device.moved(net),
             self._place(stage, net),
             _given(optimizer, options.optimizer),
             options.lr_scheduler,

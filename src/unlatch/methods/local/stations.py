@@ -10,11 +10,9 @@ from torch import Tensor
 
 from ...nn.border_state import BorderState
 from ...nn.chain import StageChain
-from ...nn.randomness import replayable
 from ...nn.tree import unflatten
 from ...rules.gradients import Gradients
 from ...rules.losses import measured
-from ...runtime.passes import autocast
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Rounds, Station
 from ...runtime.trained import Trained
@@ -72,7 +70,7 @@ class GreedyStation(Station):
         out = self.run_forward(micro, inputs, target)
         if self.stage.last:
             return ()
-        self._outputs[micro.id] = out, target
+        self._outputs[micro.id] = out, self.stage.options.device.here(target)
         return ((out, target),)
 
     def _kept_state(self) -> dict[str, Any]:
@@ -141,7 +139,7 @@ class HeadStation(GreedyStation):
         out, target = self._outputs.pop(micro.id)
         options, leaf = self.stage.options, self._above.tensor(out).detach().requires_grad_()
         seen = self._above.replaced(out, leaf) if self._sees_state else leaf
-        with replayable(options.seed, self.index + _STREAM, micro.id), autocast(options.precision):
+        with options.random(self.index + _STREAM, micro.id), options.autocast():
             loss, _ = measured(options.loss_fn(self.head.module(seen), target))
         torch.autograd.backward(loss * micro.scale)
         self._batches += micro.index == micro.count - 1
