@@ -1,22 +1,19 @@
-"""What all benchmarks share: interleaved timing, steady state, result files, options."""
+"""What all benchmarks share: options, result files, and the timing of `unlatch.throughput`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from unlatch.io.versions import versions
+from unlatch.throughput.timing import WARM, completions, interleave, spread, steady_seconds
+
+__all__ = ["RESULTS", "WARM", "completions", "interleave", "options", "spread", "steady_seconds", "write"]
 
 RESULTS = Path(__file__).parent / "results"
-#: Steps after a barrier that do not count: pipelines fill, and queues find their usual length.
-WARM = 3
-
-T = TypeVar("T")
 
 
 def options(doc: str | None, *, repeats: int, steps: int) -> argparse.ArgumentParser:
@@ -26,51 +23,6 @@ def options(doc: str | None, *, repeats: int, steps: int) -> argparse.ArgumentPa
     parser.add_argument("--steps", type=int, default=steps, help="steps per round that count")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file; another one for a trial")
     return parser
-
-
-def interleave(candidates: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
-    """Measure each candidate once per round, for several rounds, so that a slow minute hits all of them alike."""
-    times: dict[str, list[T]] = {name: [] for name in candidates}
-    for _ in range(repeats):
-        for name, measure in candidates.items():
-            times[name].append(measure())
-    return times
-
-
-def completions(step: Callable[[], object], steps: int) -> list[float]:
-    """Do `steps` steps that count after some that do not, and note when each was done, on the machine's clock."""
-    ends = []
-    for _ in range(WARM + steps):
-        step()
-        ends.append(time.perf_counter())
-    return ends
-
-
-def steady_seconds(ends: Sequence[Sequence[float]], warm: int = WARM) -> float:
-    """Seconds per step while all ranks are at work, from the times at which each rank completed its steps.
-
-    The window opens when the last rank has done its warm steps and closes when the first one has done them all:
-    before and after it some rank has nothing to do, which says nothing about a long run. In the window every rank has
-    its own mean time between completions, hiccups of the machine included; the mean over ranks counts. Ranks without
-    completions take no part. The clock of `perf_counter` is the same for all processes of a machine.
-
-    >>> steady_seconds([[1.0, 2.0, 3.0, 4.0, 5.0], [2.5, 3.5, 4.5, 5.5, 9.9]], warm=1)
-    1.0
-    """
-    working = [list(times) for times in ends if times]
-    opens, closes = max(times[max(warm, 1) - 1] for times in working), min(times[-1] for times in working)
-    spacings = []
-    for times in working:
-        inside = [moment for moment in times if opens <= moment <= closes]
-        if len(inside) < 2:
-            raise ValueError(f"the ranks were at work together for {len(inside)} completions only: take more steps")
-        spacings.append((inside[-1] - inside[0]) / (len(inside) - 1))
-    return statistics.fmean(spacings)
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, best and worst."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
 
 
 def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:

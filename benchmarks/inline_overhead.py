@@ -10,9 +10,10 @@ import time
 
 import torch
 from common import interleave, spread, write
-from pipeline_speed import SGD, OneProcess, batch, cross_entropy, model
+from pipeline_speed import SGD, SUBJECT, batch, cross_entropy, model
 
 import unlatch
+from unlatch.throughput.systems import Loop
 
 
 def main() -> None:
@@ -21,8 +22,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    plain = OneProcess()
     x, y = batch()
+    plain = Loop(SUBJECT, model(), (x, y))
     runs = {k: unlatch.parallelize(model(), "bp", stages=k, loss_fn=cross_entropy, optimizer=SGD) for k in (1, 4)}
 
     def timed(work) -> float:
@@ -31,7 +32,7 @@ def main() -> None:
         return (time.perf_counter() - start) / args.steps
 
     candidates = {
-        "hand-written loop": lambda: timed(lambda: plain.run(args.steps)),
+        "hand-written loop": lambda: timed(lambda: [plain.step() for _ in range(args.steps)]),
         "unlatch, 1 stage": lambda: timed(lambda: [runs[1].step(x, y) for _ in range(args.steps)]),
         "unlatch, 4 stages": lambda: timed(lambda: [runs[4].step(x, y) for _ in range(args.steps)]),
     }

@@ -14,7 +14,8 @@ import unlatch
 from unlatch import methods
 
 #: Rooms, or files of the package, that work for every method alike.
-GENERIC = ["cli", "config", "report", "demo.py", "callbacks", "train", "advise", "plan", "runtime", "transport", "nn"]
+GENERIC = ["cli", "throughput", "config", "report", "demo.py", "callbacks", "train", "advise", "plan", "runtime"]
+GENERIC += ["transport", "nn"]
 
 PACKAGE = Path(unlatch.__file__).parent
 #: Modules of `methods` that are about methods in general.

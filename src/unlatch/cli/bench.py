@@ -34,6 +34,7 @@ def command(
 
     In samples per second, and as a ratio to backpropagation in one process. Methods take turns, so that whatever else
     the machine does hits all of them alike; the ratio is the median of the ratios within each turn.
+    `unlatch bench throughput` compares with DDP, torch's own pipelines and the limit of the machine as well.
     """
     from .speeds import Request, bench
 

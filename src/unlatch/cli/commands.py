@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from ..errors import Interrupted, UnlatchError
 from .console import Reported, exit_code, explain
 
-__all__ = ["COMMANDS", "Commands"]
+__all__ = ["COMMANDS", "PAIRS", "Commands"]
 
 #: In the order of `unlatch --help`, with the first line of each one's own help. A command is called like its module.
 COMMANDS = {
@@ -28,6 +28,8 @@ COMMANDS = {
     "export": "Write the model's weights as one file for plain PyTorch.",
     "methods": "List the methods, or show one in detail.",
 }
+#: Commands of two words, which the help of the first names. In the name of the module `_` stands between them.
+PAIRS = ("bench throughput",)
 
 
 class Commands(TyperGroup):
@@ -37,11 +39,16 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # Two words where these make a command: `bench` alone takes a file, which `./throughput` still can be called.
+        together = " ".join(args[:2])
+        return super().resolve_command(ctx, [together, *args[2:]] if together in PAIRS else args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in (*COMMANDS, *PAIRS):
             return None
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-        alone.command(cmd_name)(import_module(f"{__package__}.{cmd_name}").command)
+        alone.command(cmd_name)(import_module(f"{__package__}.{cmd_name.replace(' ', '_')}").command)
         return typer.main.get_command(alone)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

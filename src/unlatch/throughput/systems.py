@@ -1,0 +1,251 @@
+"""Who trains: each system says why it cannot train a model, or builds what does a step of it on every rank.
+
+Systems are small frozen objects that travel to the ranks. All see the same batch in every step, so their samples per
+second count the same thing; clipping and learning-rate schedules are left out for all alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import UnlatchError
+from ..methods import Method
+from ..nn.tree import Tree, batch_size, split_batch
+from ..plan import Plan
+from ..train import parallelize
+from .subject import Subject
+from .timing import WARM
+
+__all__ = ["DDP", "Independent", "Loop", "Ours", "Plain", "System", "Training", "Unsuitable"]
+
+
+class Unsuitable(UnlatchError):
+    """A system that cannot train this model; the message says why."""
+
+
+class Training(Protocol):
+    """A system at work on one rank."""
+
+    #: Steps until its pipeline is full.
+    warm: int
+
+    def step(self) -> None:
+        """Train on one batch."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+@dataclass(frozen=True)
+class System(ABC):
+    """One way to train a model on ranks."""
+
+    #: Whose it is.
+    system: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """What it does, in a word or two."""
+
+    @property
+    def threads(self) -> int:
+        """Intra-op threads of each process."""
+        return 1
+
+    @property
+    def cut(self) -> tuple[int, ...] | None:
+        """The first block of each stage; `None` where the model is not cut, or not yet."""
+        return None
+
+    def processes(self, ranks: int) -> int:
+        """How many of the ranks work."""
+        return ranks
+
+    def copies(self, ranks: int) -> int:
+        """Batches that one step of all ranks trains on."""
+        return 1
+
+    def fitted(self, subject: Subject, ranks: int) -> System:
+        """The same with every open choice made, by trying it in this process.
+
+        **Raises:** an `UnlatchError` that says why the model cannot be trained so.
+        """
+        return self
+
+    @abstractmethod
+    def start(self, subject: Subject) -> Training | None:
+        """Build it on this rank; `None` if this rank has nothing to do."""
+
+    def __str__(self) -> str:
+        return f"{self.system} {self.method}"
+
+
+class Loop:
+    """A plain loop over one module."""
+
+    warm = WARM
+
+    def __init__(self, subject: Subject, module: nn.Module, data: tuple[Tree, Tree]) -> None:
+        self.subject, self.module, self.data = subject, module, data
+        self.optimizer = subject.optimizer_of(module)
+
+    def step(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        self.subject.loss(self.module, *self.data).backward()  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Plain(System):
+    """PyTorch in one process."""
+
+    count: int = 1
+
+    system = "pytorch"
+
+    @property
+    def method(self) -> str:
+        return f"{self.count} thread{'s' * (self.count > 1)}"
+
+    @property
+    def threads(self) -> int:
+        return self.count
+
+    def processes(self, ranks: int) -> int:
+        return 1
+
+    def start(self, subject: Subject) -> Training | None:
+        return Loop(subject, subject.whole(), subject.batch()) if dist.get_rank() == 0 else None
+
+
+@dataclass(frozen=True)
+class Independent(System):
+    """The limit: every rank trains a model of its own, and none waits for another."""
+
+    system = "limit"
+
+    @property
+    def method(self) -> str:
+        return "independent processes"
+
+    def copies(self, ranks: int) -> int:
+        return ranks
+
+    def start(self, subject: Subject) -> Training | None:
+        return Loop(subject, subject.whole(), subject.batch())
+
+
+@dataclass(frozen=True)
+class DDP(System):
+    """torch's data parallelism: every rank has its share of the same batch."""
+
+    system = "pytorch"
+
+    @property
+    def method(self) -> str:
+        return "DDP"
+
+    def fitted(self, subject: Subject, ranks: int) -> System:
+        samples = batch_size(subject.batch()[0])
+        if samples < ranks:
+            raise Unsuitable(f"a batch of {samples} samples has none for some of {ranks} ranks")
+        if not any(parameter.requires_grad for parameter in subject.whole().parameters()):
+            raise Unsuitable("DDP takes no model without parameters to train")
+        return self
+
+    def start(self, subject: Subject) -> Training | None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        x, y = subject.batch()
+        share = split_batch(x, ranks)[rank], split_batch(y, ranks)[rank]
+        return Loop(subject, DistributedDataParallel(subject.whole()), share)
+
+
+@dataclass(frozen=True)
+class Ours(System):
+    """A method of this library, one stage per rank.
+
+    **Arguments:** `chosen`: with options; `plan`: where the model is cut, which `fitted` finds out.
+    """
+
+    chosen: Method
+    plan: Plan | None = None
+
+    system = "unlatch"
+
+    @property
+    def method(self) -> str:
+        return self.chosen.name
+
+    @property
+    def cut(self) -> tuple[int, ...] | None:
+        return tuple(self.plan.starts) if self.plan is not None else None
+
+    def fitted(self, subject: Subject, ranks: int) -> System:
+        with _quiet():
+            trial = parallelize(
+                subject.model(),
+                self.chosen,
+                stages=ranks,
+                loss_fn=subject.loss_fn,
+                optimizer=subject.optimizer,
+                sample=subject.batch(),
+                plan=self.plan,
+                precision=subject.precision,
+                distributed=False,
+            )
+        with trial:
+            return replace(self, chosen=trial.method, plan=trial.plan)
+
+    def start(self, subject: Subject) -> Training | None:
+        return _Running(self, subject)
+
+
+class _Running:
+    def __init__(self, ours: Ours, subject: Subject) -> None:
+        self.data = subject.batch()
+        with _quiet():
+            self.run = parallelize(
+                subject.model(),
+                ours.chosen,
+                stages=dist.get_world_size(),
+                loss_fn=subject.loss_fn,
+                optimizer=subject.optimizer,
+                sample=self.data,
+                plan=ours.plan,
+                precision=subject.precision,
+            )
+        self.warm = WARM + -(-self.run.schedule.depth // self.run.method.per_batch)
+
+    def step(self) -> None:
+        self.run.step(*self.data)
+
+    def close(self) -> None:
+        with self.run:
+            self.run.flush()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without advice on accuracy, which is not the question here."""
+    log = logging.getLogger("unlatch")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,62 @@
+"""Models to compare systems on, and systems that fail: importable, since they travel to ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from unlatch.throughput import Subject, System
+from unlatch.throughput.systems import Training
+
+SGD = partial(torch.optim.SGD, lr=0.01)
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)))
+
+
+def tied() -> nn.Module:
+    model = layers()
+    model[3][0].weight = model[0][0].weight
+    return model
+
+
+class Pair(nn.Module):
+    """Passes on two tensors."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
+class Sum(nn.Module):
+    """Takes two tensors."""
+
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return pair[0] + pair[1]
+
+
+def pairs() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 16), Pair(), Sum())
+
+
+def batch(samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(samples, 16), torch.zeros(samples, 16)
+
+
+def subject(model=layers, samples: int = 8) -> Subject:
+    return Subject(model, partial(batch, samples), nn.functional.mse_loss, SGD)
+
+
+@dataclass(frozen=True)
+class Broken(System):
+    """Fails where it is started."""
+
+    system = "broken"
+    method = "on ranks"
+
+    def start(self, subject: Subject) -> Training | None:
+        raise RuntimeError("no such luck")
