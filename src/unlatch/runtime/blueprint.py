@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..nn.chain import Block, Model, StageChain, cut
+from ..nn.chain import Block, Model, StageChain, chain, cut
 from ..nn.tree import Tree
 from ..plan import Plan
 from ..transport.world import World
@@ -25,6 +26,7 @@ class Blueprint:
     - `mean_loss`: whether the loss is a mean over samples.
     - `sample`: one batch, if the user gave one.
     - `own_loss`: whether the loss is one that the model brought along.
+    - `replicas`: how many of the network are trained, on `ranks` and as many further ones each.
     """
 
     model: Model
@@ -38,6 +40,7 @@ class Blueprint:
     mean_loss: bool
     sample: tuple[Tree, Tree] | None
     own_loss: bool = False
+    replicas: int = 1
 
     @property
     def stages(self) -> int:
@@ -47,6 +50,25 @@ class Blueprint:
     def modules(self) -> list[StageChain]:
         """The parts themselves."""
         return [StageChain(part, self.model) for part in cut(self.blocks, self.plan.starts)]
+
+    @property
+    def span(self) -> int:
+        """Ranks from one replica to the next: all are in one process, or each has its own ones."""
+        return self.world.size // self.replicas
+
+    def column(self, number: int) -> Blueprint | None:
+        """The blueprint of one replica; `None` if no part of it is in this process.
+
+        All but the first train copies of the model, which itself has the weights that are handed out.
+        """
+        ranks = [rank + number * self.span for rank in self.ranks]
+        if self.world.rank not in ranks:
+            return None
+        if number == 0:
+            return self
+        model = copy.deepcopy(self.model)
+        options = replace(self.options, column=number)
+        return replace(self, model=model, blocks=chain(model), ranks=ranks, options=options)
 
     def is_here(self, device: int) -> bool:
         """Whether a device of the plan is this rank."""

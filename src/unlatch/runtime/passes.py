@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss, ShapeMismatch
-from ..nn.randomness import replayable
+from ..nn.randomness import mixed_seed, replayable
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, unflatten
 from ..rules.kept import Kept
@@ -48,6 +48,13 @@ class StageOptions:
     precision: str = "fp32"
     seed: int = 0
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"
+    #: Which replica of the network the stage belongs to.
+    column: int = 0
+
+    @property
+    def draws(self) -> int:
+        """What random numbers of passes are seeded with: replicas see other rows, and draw other masks for them."""
+        return mixed_seed(self.seed, self.column, 0) if self.column else self.seed
 
     @property
     def clips_whole_norm(self) -> bool:
@@ -100,7 +107,7 @@ class Passes(Measured):
     @contextmanager
     def passing(self, kept: Kept) -> Iterator[None]:
         """Random numbers and precision of a pass over the module."""
-        with replayable(self.options.seed, self.index, kept.micro.id), self._autocast():
+        with replayable(self.options.draws, self.index, kept.micro.id), self._autocast():
             yield
 
     def counting(self, counts: bool) -> AbstractContextManager[Any]:

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import NonFinite, UnlatchError
 from ..io.checkpoint import Checkpoint
 from ..methods import Method
-from ..nn.chain import state_names
+from ..nn.chain import StageChain
 from ..nn.tree import copied
 from ..plan import Plan
 from ..runtime.blueprint import Blueprint
@@ -56,13 +56,14 @@ class Keeping:
         engine: Engine,
         links: Sequence[Link],
         compensation: Compensation,
-        rebuild: Callable[[Method, Plan], Run],
+        rebuild: Callable[[Method, Plan, int], Run],
     ) -> None:
         self._method, self._plan, self._engine, self._links = method, blueprint.plan, engine, links
         self._world, self._compensation, self._rebuild = blueprint.world, compensation, rebuild
+        self._replicas = blueprint.replicas
         self._checks_finite = blueprint.options.checks_finite
         #: For each stage here, what its tensors are called in the whole model.
-        self.names = {s.index: state_names(s.module, blueprint.model) for s in engine.stages.values()}
+        self.names = {s.index: _names(s.module) for s in engine.stages.values()}
         optimizers = [s.updater.optimizer for s in engine.stages.values() if s.updater.optimizer is not None]
         self._optimizer = type(optimizers[0]).__name__ if optimizers else None
 
@@ -79,7 +80,7 @@ class Keeping:
         for link in self._links:
             link.mark()
         own = {**engine.state(), "joining": self._compensation.state()}
-        model, state = copied((snapshot.model_state(engine.stages.values(), self.names), own))
+        model, state = copied((snapshot.model_state(engine.original_stages.values(), self.names), own))
         return lambda: (model, {**state, "mail": cut.wait(engine.mail.failure)})
 
     def exact(self, progress: Mapping[str, Any]) -> Snapshot:
@@ -127,13 +128,14 @@ class Keeping:
         return made(parts)
 
     def _identity(self) -> snapshot.Identity:
-        return snapshot.Identity.of(self._method, self._plan, self._engine.mean_loss, self._optimizer)
+        return snapshot.Identity.of(self._method, self._plan, self._engine.mean_loss, self._optimizer, self._replicas)
 
     def take_over(self, path: Path, optimizer: bool) -> dict[str, Any] | Exception:
         """What the checkpoint says, or what is wrong with it, on every rank alike."""
         world, engine = self._world, self._engine
         names = {name for part in self.names.values() for name in part.values()}
-        ranks = world.gather((names, set(engine.stations), engine.leads))
+        own = {station.index for station in engine.stations.values()}
+        ranks = world.gather((names, set(engine.stations), own, engine.leads))
         shares: list[Any] | None = None
         if world.rank == 0:
             try:
@@ -167,11 +169,11 @@ class Keeping:
                 snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
             state = unpacked(content)
             if optimizer and saved.run.matches(self._identity()):
-                shares = [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
+                shares = [(None, share(state, stations, leads), brief) for _, stations, _, leads in ranks]
                 return [(*one, own) for one, own in zip(shares, kept, strict=True)]
             if optimizer or saved.run.optimizer == self._optimizer:
                 content, brief = self._finished(path, state, saved)
-        parts = [snapshot.only_for(content, names, stations) for names, stations, _ in ranks]
+        parts = [snapshot.only_for(content, names, own) for names, _, own, _ in ranks]
         return [(part, None, brief, own) for part, own in zip(parts, kept, strict=True)]
 
     def _finished(
@@ -179,7 +181,7 @@ class Keeping:
     ) -> tuple[Checkpoint, snapshot.Saved]:
         """Finish what is under way in a run like the one that it is from."""
         assert saved.run is not None
-        again = self._rebuild(*saved.run.made(path))
+        again = self._rebuild(*saved.run.made(path), saved.run.replicas)
         again.restore(state)
         again.flush()
         loop = {**saved.loop.model_dump(), **again._engine.counters()}
@@ -194,6 +196,12 @@ class Keeping:
         self.go_on(state)
         if self._world.rank < len(saved.random):
             restore_random(saved.random[self._world.rank])
+
+
+def _names(part: nn.Module) -> Mapping[str, str]:
+    """What the tensors of a stage are called in the whole model."""
+    assert isinstance(part, StageChain)
+    return part.original
 
 
 def _exact_checkpoint(facts: Mapping[str, Any], leader: int, parts: Sequence[Any]) -> Checkpoint:

@@ -24,6 +24,7 @@ from ..runtime.updating import Optimizer
 from ..transport.faults import Faults
 from ..transport.world import World, current_world
 from .handshake import shake_hands
+from .replication import ranks_per_replica
 from .reversal import check_reversal
 from .run import Run
 from .update_options import check_clipping, check_factories
@@ -46,6 +47,7 @@ def parallelize(
     split: Literal["auto"] | Sequence[str] = "auto",
     sample: tuple[Tree, Tree] | Mapping[str, Any] | None = None,
     plan: Plan | None = None,
+    replicas: int = 1,
     precision: Literal["fp32", "bf16"] = "fp32",
     clip_grad_norm: float | None = None,
     clip_norm_of: Literal["stage", "model"] = "stage",
@@ -66,7 +68,7 @@ def parallelize(
     - `model`: `nn.Sequential`, a list of blocks, a module with `blocks()`, or a model of `transformers` as it is. Same
       seed, same model, on every rank.
     - `method`: a name or an object from `unlatch.methods`.
-    - `stages`: parts the model is cut into; at least as many as there are processes.
+    - `stages`: parts the model is cut into; at least as many as there are processes for each replica.
     - `loss_fn`: of output and target; without it a model of `transformers` is trained with its own loss.
     - `optimizer`: a factory, called once per stage with the parameters of that stage. In an argument called `named` it
       gets them with their names in the model, in one called `stage` a `unlatch.rules.updates.StagePlace`: `index`,
@@ -79,6 +81,8 @@ def parallelize(
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`. Without it
       the chain is checked on the first batch.
     - `plan`: a finished plan instead of `split`.
+    - `replicas`: so many copies of the network, each on its own `ranks / replicas` ranks, are trained on their shares of
+      the rows of every batch; gradients are summed at every update, so that all copies stay alike.
     - `precision`: `"bf16"` runs forwards under autocast.
     - `clip_grad_norm`: limits the norm of the gradient.
     - `clip_norm_of`: `"stage"` limits each stage by itself; `"model"` all together, as torch does, which only methods
@@ -114,9 +118,11 @@ def parallelize(
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
+        per_replica = ranks_per_replica(replicas, world.size, chosen, batch)
         check_clipping(chosen, stages, clip_grad_norm, clip_norm_of)
         asked = {
             "stages": stages,
+            "replicas": replicas,
             "split": split if isinstance(split, str) else list(split),
             "plan": plan.starts if plan is not None else None,
             "seed": seed,
@@ -153,7 +159,7 @@ def parallelize(
             seed=seed,
             nonfinite=nonfinite,
         )
-        held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
+        held_by_rank = place(stages, per_replica, [float(load) for load in plan.loads])
         blueprint = Blueprint(
             model=model,
             blocks=blocks,
@@ -166,6 +172,7 @@ def parallelize(
             mean_loss=loss_reduction == "mean",
             sample=batch,
             own_loss=own_loss,
+            replicas=replicas,
         )
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())
         if elsewhere is not None and own_loss:

@@ -175,7 +175,7 @@ class GradientProbe:
         options = self._stages[0].options
         bf16 = torch.autocast("cpu", torch.bfloat16, options.precision == "bf16")
         for stage in self._stages:
-            with replayable(options.seed, stage.index, micro.id), frozen_statistics(stage.module), bf16:
+            with replayable(options.draws, stage.index, micro.id), frozen_statistics(stage.module), bf16:
                 x = stage.module(x)
                 if stage.last:
                     loss, count = taken_apart(options.loss_fn(x, target))

@@ -63,6 +63,7 @@ class Identity(_Strict):
     - `text`: the method in full.
     - `plan`: where the model is cut and what runs where.
     - `optimizer`: the kind, if anything is trained.
+    - `replicas`: of the network.
     """
 
     method: str
@@ -71,9 +72,10 @@ class Identity(_Strict):
     plan: dict[str, Any]
     mean_loss: bool
     optimizer: str | None
+    replicas: int = Field(1, ge=1)
 
     @classmethod
-    def of(cls, method: Method, plan: Plan, mean_loss: bool, optimizer: str | None) -> Identity:
+    def of(cls, method: Method, plan: Plan, mean_loss: bool, optimizer: str | None, replicas: int = 1) -> Identity:
         """That of a run."""
         options: dict[str, Any] | None
         try:
@@ -88,6 +90,7 @@ class Identity(_Strict):
             plan=described,
             mean_loss=mean_loss,
             optimizer=optimizer,
+            replicas=replicas,
         )
 
     def matches(self, other: Identity) -> bool:
@@ -96,7 +99,7 @@ class Identity(_Strict):
 
     def _essence(self) -> tuple[Any, ...]:
         plan = [self.plan.get(key) for key in ("blocks", "starts", "tasks", "options")]
-        return (self.text, plan, self.mean_loss, self.optimizer)
+        return (self.text, plan, self.mean_loss, self.optimizer, self.replicas)
 
     def made(self, path: Path) -> tuple[Method, Plan]:
         """The method and the plan themselves."""
@@ -229,9 +232,9 @@ def model_state(stages: Iterable[Stage], names: Names) -> dict[str, Tensor]:
 
 def named(engine: Engine, names: Names, layout: Sequence[int]) -> Named:
     """The part of this rank; `layout` is the cut that what is trained beside the network belongs to."""
-    stages, stations = engine.stages.values(), engine.stations.values()
-    for stage in stages:
+    for stage in engine.stages.values():
         stage.updater.forget()
+    stages, stations = engine.original_stages.values(), engine.originals.values()
     return Named(
         model_state(stages, names),
         *_optimizer_state(stages, names),

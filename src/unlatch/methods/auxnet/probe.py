@@ -24,7 +24,7 @@ def serial_gradients(stages: Sequence[Stage], micro: Micro, raw: Raw) -> list[li
     """The gradients of backpropagation for every stage; nothing of the stages is changed."""
     x: Any = raw.x
     for stage in stages:
-        with replayable(stage.options.seed, stage.index, micro.id), frozen_statistics(stage.module):
+        with replayable(stage.options.draws, stage.index, micro.id), frozen_statistics(stage.module):
             x = stage.module(x)
     loss, _ = measured(stages[-1].options.loss_fn(x, raw.y))
     wanted = [p for stage in stages for p in stage.params]

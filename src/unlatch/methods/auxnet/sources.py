@@ -138,7 +138,7 @@ class AuxNetSource(Source):
 
     def _run(self, micro: Micro, raw: Raw) -> Tensor:
         options = self._options
-        with replayable(options.seed, self._stage + _STREAM, micro.id), autocast(options.precision):
+        with replayable(options.draws, self._stage + _STREAM, micro.id), autocast(options.precision):
             found: Tensor = self.module(raw.x)
             return found
 

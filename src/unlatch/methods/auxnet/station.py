@@ -287,7 +287,7 @@ class BorderStation(Station):
         grads = [p.grad for p in stage.params if p.grad is not None]
         if grads:
             torch._foreach_mul_(grads, 1.0 - share)
-        with replayable(options.seed, stage.index + _ECHO_STREAM, heard.id), autocast(options.precision):
+        with replayable(options.draws, stage.index + _ECHO_STREAM, heard.id), autocast(options.precision):
             loss, _ = measured(options.loss_fn(stage.module(x), raw.y))
         torch.autograd.backward(share * loss)
         return ()
@@ -449,7 +449,7 @@ class TableStation(BorderStation):
     @torch.no_grad()
     def _pass(self, micro: Micro, inputs: Any) -> Any:
         options = self.stage.options
-        random = replayable(options.seed, self.index, micro.id)
+        random = replayable(options.draws, self.index, micro.id)
         with self._statistics, random, autocast(options.precision):
             return self.stage.module(inputs)
 

@@ -77,7 +77,7 @@ class Home(Stage):
 
     @contextmanager
     def passing(self, kept: Kept) -> Iterator[None]:
-        with replayable(self.options.seed, self.layer, kept.micro.id), self._autocast():
+        with replayable(self.options.draws, self.layer, kept.micro.id), self._autocast():
             yield
 
     def loss_gradient(self, micro: Micro, outputs: Tree, target: Tree) -> Gradients:
@@ -296,7 +296,7 @@ class GraphAway:
         # Graph and gradient under one roof: afterwards the parameters show their own values again.
         with (
             weights_at(self.params, weights),
-            replayable(self.options.seed, self.layer, micro.id),
+            replayable(self.options.draws, self.layer, micro.id),
             self._statistics,
             autocast(self.options.precision),
         ):

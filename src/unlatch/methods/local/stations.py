@@ -136,7 +136,7 @@ class HeadStation(GreedyStation):
         out, target = self._outputs.pop(micro.id)
         options, leaf = self.stage.options, self._above.tensor(out).detach().requires_grad_()
         seen = self._above.replaced(out, leaf) if self._sees_state else leaf
-        with replayable(options.seed, self.index + _STREAM, micro.id), autocast(options.precision):
+        with replayable(options.draws, self.index + _STREAM, micro.id), autocast(options.precision):
             loss, _ = measured(options.loss_fn(self.head.module(seen), target))
         torch.autograd.backward(loss * micro.scale)
         self._batches += micro.index == micro.count - 1
