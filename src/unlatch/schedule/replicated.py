@@ -3,7 +3,7 @@
 Every replica, a *column*, does what the schedule lists. Columns meet at three points only, which are entries like any
 others, so that checks, room for messages, simulation and timetables know of them:
 
-    D+   rows are shared out, by the first station                     gives rows to the first stations of all columns
+    D+   rows of a whole batch are shared out, before anything else    gives rows to the first stations of all columns
     F>   the loss of a column's rows, from its last stage              gives loss to all columns
     F<   the loss of the whole micro-batch, before the backward        takes loss of all columns
     U>   gradients that are complete, before they are applied          gives gradients to all other columns
@@ -11,7 +11,8 @@ others, so that checks, room for messages, simulation and timetables know of the
 
 An entry of the schedule becomes one of every column, with all columns at the same point before any of them goes on: an
 order in which one process can do everything, and which keeps the order of each column. So what columns wait for is
-never behind themselves.
+never behind themselves. Rows come first because a process learns from them that there is a batch: one that had to wait
+for the gradients of others before it shares rows out would wait for ever.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ class Replicated(Schedule):
     also: frozenset[Kind] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
-        inlets = [str(entry) for entry in self.base.entries if _enters(entry)]
-        if len(inlets) != 1:
+        inlets = [entry for entry in self.base.entries if _enters(entry)]
+        if len(inlets) != 1 or inlets[0].offset:
+            found = ", ".join(f"{entry} at offset {entry.offset}" for entry in inlets) or "no entry"
             raise ScheduleError(
-                f"rows of a batch are shared out where it enters, but {', '.join(inlets) or 'no entry'} of the "
-                "schedule takes data: expected one"
+                f"rows of a batch are shared out where it enters, but {found} of the schedule takes data: expected one "
+                "at offset 0"
             )
 
     @property
@@ -86,12 +88,12 @@ class Replicated(Schedule):
     @cached_property
     def entries(self) -> tuple[Entry, ...]:  # type: ignore[override]
         """Those of all columns, entry by entry."""
-        return tuple(entry for group in self._groups for entry in group)
+        return (self._share_out(), *(entry for group in self._groups for entry in group))
 
     @cached_property
     def _numbers(self) -> list[range]:
         """For each entry of the schedule the numbers of those that stand for it."""
-        found, first = [], 0
+        found, first = [], 1
         for group in self._groups:
             found.append(range(first, first + len(group)))
             first += len(group)
@@ -102,8 +104,6 @@ class Replicated(Schedule):
         groups = []
         for number, entry in enumerate(self.base.entries):
             group = [heard for forward in self._awaited.get(number, ()) for heard in self._hear(forward, entry.offset)]
-            if _enters(entry):
-                group.append(self._share_out(entry))
             if self._applies(entry):
                 group += [*self._give(entry), *self._sum(entry)]
             group += [self._of_column(entry, column) for column in self._columns]
@@ -167,10 +167,11 @@ class Replicated(Schedule):
         gives = tuple(Port(port.name, self._at(port.station, column)) for port in entry.gives)
         return replace(entry, station=self._at(entry.station, column), takes=takes, gives=gives)
 
-    def _share_out(self, entry: Entry) -> Entry:
+    def _share_out(self) -> Entry:
+        entry = next(filter(_enters, self.base.entries))
         takes = tuple(port for port in entry.takes if port.station == OUTSIDE)
         gives = tuple(Port(_ROWS, self._at(entry.station, column)) for column in self._columns)
-        return Entry(SHARE_ROWS, 0, entry.offset, takes, gives, entry.when)
+        return Entry(SHARE_ROWS, 0, 0, takes, gives, entry.when)
 
     def _tell(self, forward: Entry) -> Iterator[Entry]:
         for own in self._columns:
@@ -202,7 +203,9 @@ class Replicated(Schedule):
     # ------------------------------------------------------------------------------- order
 
     def feed(self, first: int, count: int) -> Iterator[tuple[int, int]]:
-        return self._expanded(self.base.feed(first, count))
+        for micro in range(first, first + count):
+            yield 0, micro
+        yield from self._expanded(self.base.feed(first, count))
 
     def drain(self, fed: int) -> Iterator[tuple[int, int]]:
         return self._expanded(self.base.drain(fed))
