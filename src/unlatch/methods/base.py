@@ -31,7 +31,7 @@ from ..rules.weights import BackwardWeights, Current, ForwardWeights, Newest, Pr
 from ..runtime.blueprint import Blueprint
 from ..runtime.stage import Stage
 from ..runtime.station import ChainStation, Station
-from ..schedule import Schedule, Workload
+from ..schedule import Kind, Schedule, Workload
 from ..schedule.channel import FREE, Channel
 from ..schedule.simulation import Costed
 from ..schedule.stability import auto_microbatches, version_lateness
@@ -361,6 +361,23 @@ class Method(ABC):
     def reads_on_every_rank(self) -> bool:
         """Whether every rank reads the data for itself, not the first one for all."""
         return False
+
+    # ---------------------------------------------------------------------- replicas
+
+    #: Kinds of entries, beside updates, before which gradients are summed over replicas of the network.
+    also_applies: ClassVar[frozenset[Kind]] = frozenset()
+
+    @property
+    def unreplicable(self) -> str | None:
+        """Why replicas cannot be trained by it; `None` if they can."""
+        if self.reads_on_every_rank:
+            return "every rank reads whole batches for itself, and rows are shared out by the first one"
+        if not self.rules().gradient.adds_up:
+            return (
+                "its rule for gradients weighs that of a whole micro-batch, of which each replica has only a part: "
+                "take a rule in which gradients of parts add up"
+            )
+        return None
 
     # -------------------------------------------------------------- what it measures
 

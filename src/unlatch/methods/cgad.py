@@ -68,6 +68,7 @@ class Gated(Gradient):
     factor: float = 1.0
 
     copies: ClassVar[int] = 1
+    adds_up: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.alpha, int | float) and math.isfinite(self.alpha) and self.alpha >= 0):

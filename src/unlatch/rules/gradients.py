@@ -37,6 +37,8 @@ class Gradient:
 
     #: Tensors of the size of the weights that it takes.
     copies: ClassVar[int] = 0
+    #: Whether what becomes of the gradients of parts of a micro-batch adds up to what becomes of the whole.
+    adds_up: ClassVar[bool] = True
 
     @property
     def border_factor(self) -> float | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..nn.chain import Block, Model, StageChain, cut
+from ..nn.chain import Block, Model, StageChain, chain, cut
 from ..nn.tree import Tree
 from ..plan import Plan
 from ..transport.rounding import Format
@@ -28,6 +29,7 @@ class Blueprint:
     - `own_loss`: whether the loss is one that the model brought along.
     - `transport`: how messages travel between ranks: `"auto"` or `"gloo"`.
     - `messages`: how states and gradients travel between devices of the plan.
+    - `replicas`: how many of the network are trained, on `ranks` and as many further ones each.
     """
 
     model: Model
@@ -43,6 +45,7 @@ class Blueprint:
     own_loss: bool = False
     transport: str = "auto"
     messages: Format = "exact"
+    replicas: int = 1
 
     @property
     def stages(self) -> int:
@@ -57,6 +60,25 @@ class Blueprint:
     def module(self, blocks: Sequence[Block]) -> StageChain:
         """Some blocks as a stage of this process uses them."""
         return self.options.device.own(StageChain(blocks, self.model))
+
+    @property
+    def span(self) -> int:
+        """Ranks from one replica to the next: all are in one process, or each has its own ones."""
+        return self.world.size // self.replicas
+
+    def column(self, number: int) -> Blueprint | None:
+        """The blueprint of one replica; `None` if no part of it is in this process.
+
+        All but the first train copies of the model, which itself has the weights that are handed out.
+        """
+        ranks = [rank + number * self.span for rank in self.ranks]
+        if self.world.rank not in ranks:
+            return None
+        if number == 0:
+            return self
+        model = copy.deepcopy(self.model)
+        options = replace(self.options, column=number)
+        return replace(self, model=model, blocks=chain(model), ranks=ranks, options=options)
 
     def is_here(self, device: int) -> bool:
         """Whether a device of the plan is this rank."""

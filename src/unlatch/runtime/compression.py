@@ -43,7 +43,7 @@ class Compression:
 
     def around(self, station: Station, entry: Entry, work: Operation) -> Operation:
         """What a station does for an entry, between what arrives and what leaves."""
-        arriving = [sender != OUTSIDE and self._apart(sender, station.index) for _, sender in entry.takes]
+        arriving = [sender != OUTSIDE and self._apart(sender, station.number) for _, sender in entry.takes]
         leaving = [self._edge(station, name, receiver) for name, receiver in entry.gives]
         if not any(arriving) and not any(leaving):
             return work
@@ -58,11 +58,11 @@ class Compression:
 
     def _edge(self, station: Station, name: str, receiver: int) -> _Edge | None:
         rounds = station.rounds(name)
-        if rounds == "nothing" or not self._apart(station.index, receiver):
+        if rounds == "nothing" or not self._apart(station.number, receiver):
             return None
         # Entries that exclude each other may give the same message.
         made = _Edge(self.messages, rounds, self._exact_shapes)
-        return self._edges.setdefault((station.index, name, receiver), made)
+        return self._edges.setdefault((station.number, name, receiver), made)
 
     def _apart(self, one: int, other: int) -> bool:
         return self._placed[one] != self._placed[other]

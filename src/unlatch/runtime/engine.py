@@ -34,6 +34,7 @@ from ..transport.memory import TAKES_LESS, is_out_of_memory, most_held
 from ..transport.wire import dense_tree
 from .compression import Compression
 from .events import Event, Recorder
+from .replicas import Columns
 from .stage import Stage
 from .station import Operation, Station
 from .timing import Timing
@@ -105,6 +106,7 @@ class Engine:
     - `fed`: whether this process is fed by its caller although the first station is elsewhere.
     - `device`: where its stations compute.
     - `landed`: makes of what a message holds what stations take, where tensors come to the device by themselves.
+    - `columns`: the replicas of the network, each of which is given some rows of every micro-batch.
     """
 
     def __init__(
@@ -121,7 +123,9 @@ class Engine:
         recorder: Recorder | None = None,
         device: Device = CPU,
         landed: Callable[[Any], Any] | None = None,
+        columns: Columns | None = None,
     ) -> None:
+        self.columns = columns or Columns()
         self.stations = {index: stations[index] for index in sorted(stations)}
         self.schedule = schedule
         self.mail = mail
@@ -141,7 +145,7 @@ class Engine:
         self.compression: Compression | None = None
         #: The process of each station.
         self.devices = devices or (0,) * schedule.stations
-        operations = {index: station.operations() for index, station in self.stations.items()}
+        operations = {index: self.columns.operations(station) for index, station in self.stations.items()}
         self._tasks = [self._resolve(entry, operations) for entry in schedule.entries]
         own = [(task, entry) for task, entry in zip(self._tasks, schedule.entries, strict=True) if task is not None]
         self._inlets = [(p.name, e.station) for _, e in own for p in e.takes if p.station == OUTSIDE]
@@ -214,6 +218,16 @@ class Engine:
     def stages(self) -> dict[int, Stage]:
         """The stages that live in this process, by station."""
         return {index: s.stage for index, s in self.stations.items() if s.stage is not None}
+
+    @property
+    def originals(self) -> dict[int, Station]:
+        """The stations of this process that are of the first column: its weights and statistics are what counts."""
+        return {index: station for index, station in self.stations.items() if station.column == 0}
+
+    @property
+    def original_stages(self) -> dict[int, Stage]:
+        """The stages of those."""
+        return {index: stage for index, stage in self.stages.items() if self.stations[index].column == 0}
 
     # -------------------------------------------------------------- one batch
 
@@ -358,11 +372,12 @@ class Engine:
     def _enter(self, x: Any, y: Any) -> int:
         """Cut a batch into micro-batches and hand each to the stations that take data; give their number."""
         total = batch_size(x)
+        parts = self.columns.parts(total, self.microbatches)
         x = self.device.here(x)
         # It leaves this process when the sender gets to it; by then the caller may use its memory for the next one.
         leaves = len(self.stations) < self.schedule.stations
         y = map_tensors(Tensor.clone, y) if leaves else self.device.here(y)
-        pieces = [map_tensors(aligned, piece) for piece in split_batch((x, y), self.microbatches)]
+        pieces = [map_tensors(aligned, piece) for piece in split_batch((x, y), parts)]
         self._in_update += 1
         ends = self._in_update == self.accumulate
         for index, (xi, yi) in enumerate(pieces):
@@ -416,7 +431,7 @@ class Engine:
             self._batch_loss += (micro.scale if count is None else count) * float(self._losses.pop(micro.id))
             self._batch_count += count or 0.0
             self._batch_samples += micro.size
-            behind = self._recorder.behind(micro.id)
+            behind = {self.stations[number].index: n for number, n in self._recorder.behind(micro.id).items()}
             if micro.index == micro.count - 1:
                 loss = self._batch_loss if count is None else self._batch_loss / (self._batch_count or 1.0)
                 weight = self._batch_samples if count is None else self._batch_count
@@ -472,10 +487,10 @@ class Engine:
         number = micro.update if task.once_per_update else micro.id
         if task.is_forward:
             version = station.seen
-            self._recorder.forward(station.index, micro.id, version)
+            self._recorder.forward(station.number, micro.id, version)
         elif task.is_gradient:
-            self._recorder.gradient(station.index, micro.id, version)
-        self._record(Event(station.index, task.entry.kind, number, version, start, end, station.kept_bytes))
+            self._recorder.gradient(station.number, micro.id, version)
+        self._record(Event(station.number, task.entry.kind, number, version, start, end, station.kept_bytes))
         if task.gives:
             loss = losses.get(micro.id)
             scalars = None if loss is None else {"loss": loss}

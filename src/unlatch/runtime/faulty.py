@@ -30,7 +30,7 @@ def break_engine(engine: Engine, faults: Faults) -> None:
 
     def around(station: Station, entry: Entry, work: Operation) -> Operation:
         for trigger in triggers:
-            if trigger.fault.stage == station.index and _matches(trigger.fault, entry):
+            if trigger.fault.stage == station.number and _matches(trigger.fault, entry):
                 # An update is made once for several batches, of which it follows the last.
                 span = engine.accumulate if entry.per == "update" else 1
                 work = _struck(trigger, station, work, span)

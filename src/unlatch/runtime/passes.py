@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss, ShapeMismatch
 from ..nn.device import CPU, Device
-from ..nn.randomness import replayable
+from ..nn.randomness import mixed_seed, replayable
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, unflatten
 from ..rules.kept import Kept
@@ -40,6 +40,8 @@ class StageOptions:
     seed: int = 0
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"
     device: Device = CPU
+    #: Which replica of the network the stage belongs to.
+    column: int = 0
 
     def autocast(self) -> AbstractContextManager[Any]:
         """A context in which forwards run in the precision that was chosen."""
@@ -47,7 +49,9 @@ class StageOptions:
 
     def random(self, stream: int, micro: int) -> replayable:
         """A context whose random numbers depend on the run's seed, a stream of numbers and a micro-batch."""
-        return replayable(self.seed, stream, micro, self.device)
+        # Replicas see other rows, and draw other masks for them.
+        seed = mixed_seed(self.seed, self.column, 0) if self.column else self.seed
+        return replayable(seed, stream, micro, self.device)
 
     @property
     def clips_whole_norm(self) -> bool:

@@ -12,6 +12,7 @@ from ..schedule import ADD_SQUARES, TELL_NORM, Kind
 from ..transport.mail import BACKWARD, FORWARD, Micro
 from .stage import Returned, Stage
 from .trained import Trained
+from .updating import Updater
 
 __all__ = ["ChainStation", "Operation", "Rounds", "Station"]
 
@@ -34,6 +35,8 @@ class Station:
     def __init__(self, index: int, stage: Stage | None = None) -> None:
         self.index = index
         self.stage = stage
+        #: In the schedule, where replicas of a network have stations of their own; and which replica it belongs to.
+        self.number, self.column = index, 0
         self.share_losses({}, {})
 
     def share_losses(self, losses: dict[int, Any], counts: dict[int, float]) -> None:
@@ -83,6 +86,10 @@ class Station:
         self.losses[micro.id] = self.stage.loss
         if self.stage.count is not None:
             self.counts[micro.id] = self.stage.count
+
+    def applied(self, kind: Kind) -> Sequence[Updater] | None:
+        """Whose gradients an entry of this kind applies, or has a look at before they are; `None` if it does not."""
+        return [self.stage.updater] if self.stage is not None and kind.cost == "update" else None
 
     def update(self, micro: Micro) -> Sequence[Any]:
         """Apply the gradients of the stage."""
@@ -179,6 +186,9 @@ class ChainStation(Station):
     def rounds(self, name: str) -> Rounds:
         # A stage that computes its input back from its output needs that output as it was.
         return "first" if name == BACKWARD or (name == FORWARD and not self.stage.reverses) else "nothing"
+
+    def applied(self, kind: Kind) -> Sequence[Updater] | None:
+        return [self.stage.updater] if kind is ADD_SQUARES else super().applied(kind)
 
     def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
         """One micro-batch up; the target goes along until it is needed."""

@@ -30,7 +30,7 @@ class WholeBatch:
     def __init__(self, loss_fn: LossFunction) -> None:
         self._loss_fn = loss_fn
         self._left = _BATCHES
-        self._seen: list[tuple[Tree, Tree, float]] = []
+        self._seen: list[tuple[Tree, Tree, float, float]] = []
         #: What is to be told, once.
         self.news: list[str] = []
 
@@ -43,7 +43,7 @@ class WholeBatch:
             self._seen = []
         if micro.index != len(self._seen):
             return
-        self._seen.append((map_tensors(torch.detach, outputs), target, micro.scale * float(loss)))
+        self._seen.append((map_tensors(torch.detach, outputs), target, micro.scale, float(loss)))
         if micro.index == micro.count - 1:
             self._left -= 1
             if len(self._seen) == micro.count:
@@ -52,7 +52,9 @@ class WholeBatch:
 
     @torch.no_grad()
     def _compare(self, micro: Any) -> None:
-        parts = sum(loss for *_, loss in self._seen)
+        # The shares of a replica's rows make up less than a whole batch.
+        shares = sum(share for *_, share, _ in self._seen)
+        parts = sum(share * loss for *_, share, loss in self._seen) / shares
         try:
             outputs, targets = (_joined([part[n] for part in self._seen]) for n in (0, 1))
             whole = float(measured(self._loss_fn(outputs, targets))[0])

@@ -12,6 +12,7 @@ from .flushed import ZBH1, ZBH2, Flushed, GPipe, OneFOneB, Sequential
 from .occupancy import Buffers, buffers, staleness, steady_buffers, versions
 from .periodic import Periodic, forward_locked, one_f_one_b_async, rounds, split_rounds, ticked
 from .picture import TickEntry, gantt, lockstep, slot_table, tick_entries, timetable
+from .replicated import SHARE_ROWS, Replicated, giving, taking
 from .runs import Streams, by_station, place, streams, unroll, update_ends
 from .simulator import Timeline, simulate
 from .validity import check, check_order, check_schedule, interleave
@@ -21,6 +22,7 @@ from .workload import UNIT, Costs, Workload
 __all__ = [
     "ADD_SQUARES",
     "OUTSIDE",
+    "SHARE_ROWS",
     "TELL_NORM",
     "UNIT",
     "ZBH1",
@@ -35,6 +37,7 @@ __all__ = [
     "OneFOneB",
     "Periodic",
     "Port",
+    "Replicated",
     "Schedule",
     "Sequential",
     "Streams",
@@ -50,6 +53,7 @@ __all__ = [
     "check_schedule",
     "forward_locked",
     "gantt",
+    "giving",
     "interleave",
     "lockstep",
     "one_f_one_b_async",
@@ -61,6 +65,7 @@ __all__ = [
     "staleness",
     "steady_buffers",
     "streams",
+    "taking",
     "tick_entries",
     "ticked",
     "timetable",

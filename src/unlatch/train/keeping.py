@@ -56,11 +56,11 @@ class Keeping:
         engine: Engine,
         links: Sequence[Carrier],
         compensation: Compensation,
-        rebuild: Callable[[Method, Plan, Format], Run],
+        rebuild: Callable[[Method, Plan, Format, int], Run],
     ) -> None:
         self._method, self._plan, self._engine, self._links = method, blueprint.plan, engine, links
         self._world, self._compensation, self._rebuild = blueprint.world, compensation, rebuild
-        self._messages = blueprint.messages
+        self._messages, self._replicas = blueprint.messages, blueprint.replicas
         self._checks_finite = blueprint.options.checks_finite
         #: For each stage here, what its tensors are called in the whole model.
         self.names = {s.index: original_names(s.module, blueprint.model) for s in engine.stages.values()}
@@ -82,7 +82,7 @@ class Keeping:
             link.mark()
         own = {**engine.state(), "joining": self._compensation.state()}
         device = engine.device
-        model, state = device.copied((snapshot.model_state(engine.stages.values(), self.names), own))
+        model, state = device.copied((snapshot.model_state(engine.original_stages.values(), self.names), own))
         return lambda: (model, {**state, "mail": device.on_host(_numbers(cut.wait(engine.mail.failure)))})
 
     def exact(self, progress: Mapping[str, Any]) -> Snapshot:
@@ -130,13 +130,21 @@ class Keeping:
         return made(parts)
 
     def _identity(self) -> snapshot.Identity:
-        return snapshot.Identity.of(self._method, self._plan, self._engine.mean_loss, self._optimizer, self._messages)
+        return snapshot.Identity.of(
+            self._method,
+            self._plan,
+            self._engine.mean_loss,
+            self._optimizer,
+            messages=self._messages,
+            replicas=self._replicas,
+        )
 
     def take_over(self, path: Path, optimizer: bool) -> dict[str, Any] | Exception:
         """What the checkpoint says, or what is wrong with it, on every rank alike."""
         world, engine = self._world, self._engine
         names = {name for part in self.names.values() for name in part.values()}
-        ranks = world.gather((names, set(engine.stations), engine.leads))
+        own = {station.index for station in engine.stations.values()}
+        ranks = world.gather((names, set(engine.stations), own, engine.leads))
         shares: list[Any] | None = None
         if world.rank == 0:
             try:
@@ -170,11 +178,11 @@ class Keeping:
                 snapshot.compare_optimizers(path, saved.run.optimizer, self._optimizer)
             state = unpacked(content)
             if optimizer and saved.run.matches(self._identity()):
-                shares = [(None, share(state, stations, leads), brief) for _, stations, leads in ranks]
+                shares = [(None, share(state, stations, leads), brief) for _, stations, _, leads in ranks]
                 return [(*one, own) for one, own in zip(shares, kept, strict=True)]
             if optimizer or saved.run.optimizer == self._optimizer:
                 content, brief = self._finished(path, state, saved)
-        parts = [snapshot.only_for(content, names, stations) for names, stations, _ in ranks]
+        parts = [snapshot.only_for(content, names, own) for names, _, own, _ in ranks]
         return [(part, None, brief, own) for part, own in zip(parts, kept, strict=True)]
 
     def _finished(
@@ -182,7 +190,7 @@ class Keeping:
     ) -> tuple[Checkpoint, snapshot.Saved]:
         """Finish what is under way in a run like the one that it is from."""
         assert saved.run is not None
-        again = self._rebuild(*saved.run.made(path), saved.run.messages)
+        again = self._rebuild(*saved.run.made(path), saved.run.messages, saved.run.replicas)
         again.restore(state)
         again.flush()
         loop = {**saved.loop.model_dump(), **again._engine.counters()}

@@ -28,6 +28,7 @@ from ..transport.faults import Faults
 from ..transport.rounding import Format, check_format
 from ..transport.world import World, current_world
 from .handshake import shake_hands
+from .replication import ranks_per_replica
 from .reversal import check_reversal
 from .rounding_options import rounding_note
 from .run import Run
@@ -51,6 +52,7 @@ def parallelize(
     split: Literal["auto"] | Sequence[str] = "auto",
     sample: tuple[Tree, Tree] | Mapping[str, Any] | None = None,
     plan: Plan | None = None,
+    replicas: int = 1,
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str | torch.device = "auto",
     clip_grad_norm: float | None = None,
@@ -74,7 +76,7 @@ def parallelize(
     - `model`: `nn.Sequential`, a list of blocks, a module with `blocks()`, or a model of `transformers` as it is. Same
       seed, same model, on every rank.
     - `method`: a name or an object from `unlatch.methods`.
-    - `stages`: parts the model is cut into; at least as many as there are processes.
+    - `stages`: parts the model is cut into; at least as many as there are processes for each replica.
     - `loss_fn`: of output and target; without it a model of `transformers` is trained with its own loss.
     - `optimizer`: a factory, called once per stage with the parameters of that stage. In an argument called `named` it
       gets them with their names in the model, in one called `stage` a `unlatch.rules.updates.StagePlace`: `index`,
@@ -87,6 +89,8 @@ def parallelize(
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`. Without it
       the chain is checked on the first batch.
     - `plan`: a finished plan instead of `split`.
+    - `replicas`: so many copies of the network, each on its own `ranks / replicas` ranks, are trained on their shares
+      of the rows of every batch; gradients are summed at every update, so that all copies stay alike.
     - `precision`: `"bf16"` runs forwards under autocast.
     - `device`: where stages compute. `"auto"` takes an accelerator if torch finds one and the CPU otherwise; `"cpu"`;
       `"cuda"` or another kind, of which each rank takes its own by `LOCAL_RANK`; or one device, such as `"cuda:1"`.
@@ -134,9 +138,11 @@ def parallelize(
         # The model is on the CPU, and so is everything that is found out with it before training.
         batch = place_here.on_host(batch)
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
+        per_replica = ranks_per_replica(replicas, world.size, chosen, batch)
         check_clipping(chosen, stages, clip_grad_norm, clip_norm_of)
         asked = {
             "stages": stages,
+            "replicas": replicas,
             "split": split if isinstance(split, str) else list(split),
             "plan": plan.starts if plan is not None else None,
             "seed": seed,
@@ -176,7 +182,7 @@ def parallelize(
             nonfinite=nonfinite,
             device=place_here,
         )
-        held_by_rank = place(stages, world.size, [float(load) for load in plan.loads])
+        held_by_rank = place(stages, per_replica, [float(load) for load in plan.loads])
         blueprint = Blueprint(
             model=model,
             blocks=blocks,
@@ -191,6 +197,7 @@ def parallelize(
             own_loss=own_loss,
             transport=transport,
             messages=messages,
+            replicas=replicas,
         )
         rounded = rounding_note(blueprint, chosen)
         run = connect(blueprint, chosen, faults if faults is not None else Faults.from_environment())

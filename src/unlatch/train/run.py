@@ -91,7 +91,7 @@ class Run:
         engine: Engine,
         links: list[Carrier],
         health: Health | None,
-        rebuild: Callable[[Method, Plan, Format], Run],
+        rebuild: Callable[[Method, Plan, Format, int], Run],
     ) -> None:
         self.method = method
         self.plan = blueprint.plan
@@ -246,7 +246,7 @@ class Run:
             self._guard.settle()
             self._engine.recorder.pause()
             found = self._evaluate(self._engine.route(), loader, metrics)
-            with recalibrating(self._engine.stages, self._engine.route()) as estimating:
+            with recalibrating(self._engine.original_stages, self._engine.route()) as estimating:
                 if not self._evaluate(estimating, batches, ())["samples"]:
                     raise DataError("there was no batch to estimate the statistics of batch norm on")
                 again = self._evaluate(self._engine.route(), loader, metrics)
@@ -272,7 +272,7 @@ class Run:
         """The model that was passed in, with the newest weights of every stage under its original names."""
         with self._reporting("module"):
             self._guard.settle()
-            own = snapshot.model_state(self._engine.stages.values(), self._keeping.names)
+            own = snapshot.model_state(self._engine.original_stages.values(), self._keeping.names)
             own = self._options.device.on_host(own)
             merged = {name: t for part in self._world.gather(own) for name, t in part.items()}
         with torch.no_grad():
@@ -284,7 +284,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Method, cut, and how far it is."""
-        held = sorted(self._engine.stages)
+        held = sorted({stage.index for stage in self._engine.stages.values()})
         here = "" if self._world.size == 1 else f", rank {self._world.rank} of {self._world.size} with stages {held}"
         cut = "" if self.plan.split is None else f" cut at {list(self.plan.split)}"
         progress = f"{self.batches} batches fed, {self._engine.under_way} under way"
@@ -301,8 +301,16 @@ class Run:
     @property
     def optimizers(self) -> Mapping[int, Optimizer]:
         """Those of this process, by stage; a stage without trainable parameters has none."""
-        stages = self._engine.stages.items()
-        return MappingProxyType({n: s.updater.optimizer for n, s in stages if s.updater.optimizer is not None})
+        return MappingProxyType(
+            {s.index: s.updater.optimizer for s in self._own_stages() if s.updater.optimizer is not None}
+        )
+
+    def _own_stages(self) -> list[Stage]:
+        """The stages of this process, each once: where several replicas are here, all do the same."""
+        found: dict[int, Stage] = {}
+        for stage in self._engine.stages.values():
+            found.setdefault(stage.index, stage)
+        return list(found.values())
 
     @property
     def lr(self) -> float | dict[int, list[float]]:
@@ -325,7 +333,7 @@ class Run:
         """For each stage of this process what it trains, by the names that the whole model has for it."""
         return [
             (stage, {names[key]: p for key, p in stage.module.named_parameters() if key in names and p.requires_grad})
-            for stage in self._engine.stages.values()
+            for stage in self._own_stages()
             for names in [self._keeping.names[stage.index]]
         ]
 

@@ -65,6 +65,7 @@ class Identity(_Strict):
     - `plan`: where the model is cut and what runs where.
     - `optimizer`: the kind, if anything is trained.
     - `messages`: how they travel; those under way are in that form.
+    - `replicas`: of the network.
     """
 
     method: str
@@ -74,10 +75,18 @@ class Identity(_Strict):
     mean_loss: bool
     optimizer: str | None
     messages: Format = "exact"
+    replicas: int = Field(1, ge=1)
 
     @classmethod
     def of(
-        cls, method: Method, plan: Plan, mean_loss: bool, optimizer: str | None, messages: Format = "exact"
+        cls,
+        method: Method,
+        plan: Plan,
+        mean_loss: bool,
+        optimizer: str | None,
+        *,
+        messages: Format = "exact",
+        replicas: int = 1,
     ) -> Identity:
         """That of a run."""
         options: dict[str, Any] | None
@@ -94,6 +103,7 @@ class Identity(_Strict):
             mean_loss=mean_loss,
             optimizer=optimizer,
             messages=messages,
+            replicas=replicas,
         )
 
     def matches(self, other: Identity) -> bool:
@@ -102,7 +112,7 @@ class Identity(_Strict):
 
     def _essence(self) -> tuple[Any, ...]:
         plan = [self.plan.get(key) for key in ("blocks", "starts", "tasks", "options")]
-        return (self.text, plan, self.mean_loss, self.optimizer, self.messages)
+        return (self.text, plan, self.mean_loss, self.optimizer, self.messages, self.replicas)
 
     def made(self, path: Path) -> tuple[Method, Plan]:
         """The method and the plan themselves."""
@@ -235,9 +245,9 @@ def model_state(stages: Iterable[Stage], names: Names) -> dict[str, Tensor]:
 
 def named(engine: Engine, names: Names, layout: Sequence[int]) -> Named:
     """The part of this rank; `layout` is the cut that what is trained beside the network belongs to."""
-    stages, stations = engine.stages.values(), engine.stations.values()
-    for stage in stages:
+    for stage in engine.stages.values():
         stage.updater.forget()
+    stages, stations = engine.original_stages.values(), engine.originals.values()
     return Named(
         model_state(stages, names),
         *_optimizer_state(stages, names),

@@ -31,6 +31,7 @@ class StageStatistics:
     - `message_bytes`: most bytes of activations, targets and gradients that had come for it and were not taken up yet.
     - `reconstruction_error`: largest relative error of a reconstructed input; `None` where none is reconstructed.
     - `reconstruction`: all measurements (micro-batch, error), newest last.
+    - `replica`: which one of the network it is a stage of.
     """
 
     stage: int
@@ -49,6 +50,7 @@ class StageStatistics:
     message_bytes: int = 0
     reconstruction_error: float | None = None
     reconstruction: tuple[tuple[int, float], ...] = ()
+    replica: int = 0
 
 
 def gather_statistics(engine: Engine, method: Method, world: World, links: Sequence[Carrier]) -> list[StageStatistics]:
@@ -59,11 +61,11 @@ def gather_statistics(engine: Engine, method: Method, world: World, links: Seque
     sent = sum(link.bytes_sent for link in links)
     own = [
         StageStatistics(
-            stage=index,
+            stage=stage.index,
             rank=world.rank,
             updates=stage.version,
             staleness=recorder.staleness(index),
-            predicted_staleness=predicted[index],
+            predicted_staleness=predicted[stage.index],
             bubble=idle,
             busy_seconds=sum(e.end - e.start for e in recorder.events if e.stage == index),
             peak_bytes=stage.peak_bytes,
@@ -75,10 +77,11 @@ def gather_statistics(engine: Engine, method: Method, world: World, links: Seque
             message_bytes=engine.mail.waiting.most[index],
             reconstruction_error=stage.reconstruction.worst if stage.reverses else None,
             reconstruction=tuple(stage.reconstruction.history),
+            replica=engine.stations[index].column,
         )
         for index, stage in engine.stages.items()
     ]
-    return sorted((s for part in world.gather(own) for s in part), key=lambda s: s.stage)
+    return sorted((s for part in world.gather(own) for s in part), key=lambda s: (s.replica, s.stage))
 
 
 def _delay(events: Iterable[Event]) -> int:

@@ -18,7 +18,9 @@ from ..runtime.blueprint import Blueprint
 from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
 from ..runtime.faulty import break_engine, check_faults
-from ..schedule import OUTSIDE, Schedule, WholeNorm, steady_buffers
+from ..runtime.replicas import Columns
+from ..runtime.station import Station
+from ..schedule import OUTSIDE, Replicated, Schedule, WholeNorm, steady_buffers
 from ..transport.faults import Faults
 from ..transport.faulty_link import FaultyLink
 from ..transport.link import Carrier, Link
@@ -65,6 +67,12 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
             f"the schedule is for {schedule.stations} station(s), but {method.name} has {len(devices)} for stages="
             f"{blueprint.stages}: a schedule must be made for the number of stages that it is asked for"
         )
+    if blueprint.replicas > 1:
+        schedule = Replicated(schedule, blueprint.replicas, method.also_applies)
+    width = len(devices)
+    devices = [rank + column * blueprint.span for column in range(blueprint.replicas) for rank in devices]
+    # No device of one replica is one of another.
+    placed = [device + column * (max(placed) + 1) for column in range(blueprint.replicas) for device in placed]
     evaluation = evaluation_schedule(schedule.stages)
     links: dict[int, Carrier] = {}
     device = blueprint.options.device
@@ -81,7 +89,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     for one, parts, accumulate in ((schedule, blueprint.microbatches, blueprint.accumulate), (evaluation, 1, 1)):
         mail.allow(_checked_room(one, parts, accumulate))
     engine = Engine(
-        method.stations(blueprint),
+        _stations(blueprint, method, width),
         schedule,
         mail,
         devices=devices,
@@ -91,6 +99,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         fed=method.reads_on_every_rank,
         device=device,
         landed=staging.landed if staging is not None else None,
+        columns=Columns(blueprint.replicas, blueprint.mean_loss),
     )
     make_link: Callable[..., Link] = Link
     tampered = any(fault.message is not None for fault in faults)
@@ -107,7 +116,9 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     if world.group is not None and health is not None:
 
         def describe(rank: int) -> str:
-            return _describe([station for station, at in enumerate(devices) if at == rank], schedule.stages)
+            held = [station for station, at in enumerate(devices) if at == rank]
+            replica = f" of replica {held[0] // width}" if blueprint.replicas > 1 else ""
+            return _describe([station % width for station in held], schedule.stages) + replica
 
         health.describe = describe
         health.report_to(mail.fail)
@@ -122,7 +133,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
             else:
                 links[peer] = make_link(peer, world.group, mail, health, boxes, staging)
 
-    def rebuild(other: Method, plan: Plan, messages: Format) -> Run:
+    def rebuild(other: Method, plan: Plan, messages: Format, replicas: int) -> Run:
         """A run of the same model by another method, cut and format, from copies, in this process alone."""
         model = copy.deepcopy(blueprint.model)
         microbatches = other.microbatches if other.microbatches != "auto" else 1
@@ -136,10 +147,23 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
             microbatches=microbatches,
             accumulate=other.accumulate,
             messages=messages,
+            replicas=replicas,
         )
         return connect(again, other, Faults())
 
     return Run(blueprint, method, engine, list(links.values()), health, rebuild)
+
+
+def _stations(blueprint: Blueprint, method: Method, width: int) -> dict[int, Station]:
+    """The stations of this process, of all replicas, each of which has `width` of them."""
+    # Copies of the model are made before anything is done to it.
+    columns = [blueprint.column(number) for number in range(blueprint.replicas)]
+    found: dict[int, Station] = {}
+    for number, column in enumerate(columns):
+        for index, station in (method.stations(column) if column is not None else {}).items():
+            station.number, station.column = index + number * width, number
+            found[station.number] = station
+    return found
 
 
 def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:

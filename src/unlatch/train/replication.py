@@ -1,0 +1,38 @@
+"""Whether a run can have so many replicas, asked before anything is built."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError, DataError
+from ..methods import Method
+from ..nn.tree import Tree, batch_size
+
+__all__ = ["ranks_per_replica"]
+
+
+def ranks_per_replica(replicas: int, ranks: int, method: Method, sample: tuple[Tree, Tree] | None = None) -> int:
+    """How many ranks each replica has; 1 if all of them are in one process.
+
+    **Arguments:** `sample`: a batch, if one is known.
+
+    >>> from ..methods import get
+    >>> ranks_per_replica(2, 6, get("1f1b")), ranks_per_replica(2, 1, get("1f1b"))
+    (3, 1)
+    """
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise ConfigError(f"replicas must be a whole number, at least 1, got {replicas!r}")
+    if ranks > 1 and ranks % replicas:
+        raise ConfigError(
+            f"{ranks} ranks cannot be shared out among {replicas} replicas: every replica needs equally many; start "
+            f"{replicas} x K processes for replicas on K ranks each, or choose a number of replicas that divides "
+            f"{ranks}"
+        )
+    if replicas == 1:
+        return ranks
+    if method.unreplicable is not None:
+        raise ConfigError(f"{method.name} cannot train {replicas} replicas: {method.unreplicable}")
+    if sample is not None and batch_size(sample) < replicas:
+        raise DataError(
+            f"the sample has {batch_size(sample)} row(s) for {replicas} replicas: expected a batch as it is trained "
+            "on, with at least one row for each"
+        )
+    return max(1, ranks // replicas)
