@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..methods import Method
 from ..nn.carry import carried_shapes
+from ..nn.chain import StageChain, cut
 from ..runtime.blueprint import Blueprint
 from ..runtime.compression import Compression
 
@@ -24,8 +25,11 @@ def compression_for(blueprint: Blueprint, placed: Sequence[int]) -> Compression 
 
 def rounding_note(blueprint: Blueprint, method: Method) -> str | None:
     """What stays exact although the user may not expect it, or `None`."""
-    messages, rule, modules = blueprint.messages, method.rules().activation, blueprint.modules()
-    if messages == "exact" or not any(rule.at(i, len(modules), module).inverts for i, module in enumerate(modules)):
+    messages, rule, parts = blueprint.messages, method.rules().activation, cut(blueprint.blocks, blueprint.plan.starts)
+    if messages == "exact":
+        return None
+    modules = [StageChain(part, blueprint.model) for part in parts]
+    if not any(rule.at(i, len(modules), module).inverts for i, module in enumerate(modules)):
         return None
     return (
         f'messages="{messages}": {method.name} computes inputs back from outputs, which rounding would spoil: stages '
