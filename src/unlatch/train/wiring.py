@@ -11,6 +11,7 @@ from functools import partial
 from ..errors import PlanError, ScheduleError
 from ..methods import Method
 from ..nn.chain import chain
+from ..nn.parts import in_parts
 from ..plan import Plan
 from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
@@ -108,7 +109,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         again = replace(
             blueprint,
             model=model,
-            blocks=chain(model),
+            blocks=in_parts(chain(model), plan.split or ()),
             plan=plan,
             ranks=[0] * max(plan.devices, len(plan.starts)),
             world=World(),
