@@ -17,8 +17,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 from ..errors import ConfigError, PlanError
 from ..lookup import call, did_you_mean, import_function, unknown_options
 from ..nn.chain import Block
+from ..nn.parts import in_parts
 from ..nn.tree import Tree
 from ..plan import BlockCost, Plan, make_plan, profile
+from ..plan.finer import finer_plan, whole_costs
 from ..plan.layer_costs import LayerCost, as_chain
 from ..plan.layerpipe import PlannedTasks
 from ..plan.partition import contiguous_split
@@ -84,6 +86,8 @@ class Method(ABC):
     summary: ClassVar[str] = ""
     #: What `measurements` returns, by the last part of its name, in words.
     measures: ClassVar[Mapping[str, str]] = {}
+    #: Whether a cut that the library chooses may go through a block: then several tensors cross that border.
+    divides_blocks: ClassVar[bool] = True
     #: Places work on devices in a way of its own, if the method has one; `plan auto` ranks the others too.
     planner: ClassVar[Planner | None] = None
 
@@ -128,11 +132,15 @@ class Method(ABC):
         precision: Literal["fp32", "bf16"] = "fp32",
     ) -> Plan:
         """Where a model is cut; `"auto"` measures the blocks on a sample, if there is one."""
-        costs = None
-        if split == "auto" and sample is not None and 1 < stages < len(blocks):
-            costs = profile(blocks, sample[0], precision=precision)
-            split = self.balanced_split(blocks, sample[0], stages, costs)
-        return make_plan(blocks, stages, costs=costs, recompute=self.recomputes, split=split)
+        if split != "auto":
+            return make_plan(in_parts(blocks, split), stages, recompute=self.recomputes, split=split)
+        if sample is None or not 1 < stages < len(blocks):
+            return make_plan(blocks, stages, recompute=self.recomputes)
+        measured = profile(in_parts(blocks) if self.divides_blocks else blocks, sample[0], precision=precision)
+        costs = whole_costs(blocks, measured) if self.divides_blocks else measured
+        split = self.balanced_split(blocks, sample[0], stages, costs)
+        plan = make_plan(blocks, stages, costs=costs, recompute=self.recomputes, split=split)
+        return finer_plan(plan, blocks, measured, recompute=self.recomputes) if self.divides_blocks else plan
 
     def balanced_split(
         self, blocks: Sequence[Block], x: Tree, stages: int, costs: Sequence[BlockCost]
@@ -144,7 +152,7 @@ class Method(ABC):
         """A plan that was made without the model at hand, such as one from a file, for the model."""
         if plan.split is None:
             raise PlanError(f"{plan.source} places tasks, but {self.name} trains stages: plan for {self.name}")
-        return make_plan(blocks, len(plan.starts), split=plan.split)
+        return make_plan(in_parts(blocks, plan.split), len(plan.starts), split=plan.split)
 
     def check_plan(self, plan: Plan, stages: int) -> None:
         """Raise `PlanError` unless a plan can be followed and is for as many stages as are asked for."""

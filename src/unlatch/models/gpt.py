@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError, ShapeMismatch
+from ..nn.apply import Apply
+from ..nn.parts import Divisible
 from .base import Chain
 
 __all__ = ["GPT", "CausalBlock", "next_token_loss"]
@@ -51,7 +53,17 @@ class _Attention(nn.Module):
         return out
 
 
-class CausalBlock(nn.Module):
+def _attend(x: Tensor, norm: nn.Module, attention: nn.Module, dropout: nn.Module) -> Tensor:
+    out: Tensor = x + dropout(attention(norm(x)))
+    return out
+
+
+def _perceive(x: Tensor, norm: nn.Module, up: nn.Module, down: nn.Module, dropout: nn.Module) -> Tensor:
+    out: Tensor = x + dropout(down(F.gelu(up(norm(x)))))
+    return out
+
+
+class CausalBlock(Divisible):
     """Attention and a perceptron of four times the width, each after a layer norm and added to its input.
 
     >>> import torch
@@ -69,9 +81,13 @@ class CausalBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        out: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
-        return out
+        x = _attend(x, self.norm1, self.attention, self.dropout)
+        return _perceive(x, self.norm2, self.up, self.down, self.dropout)
+
+    def parts(self) -> list[nn.Module]:
+        """Attention and perceptron."""
+        first = Apply(_attend, self.norm1, self.attention, self.dropout)
+        return [first, Apply(_perceive, self.norm2, self.up, self.down, self.dropout)]
 
 
 class _NormHead(nn.Module):

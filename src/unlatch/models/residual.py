@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..nn.apply import Apply
+from ..nn.parts import Divisible
 
 __all__ = ["BasicBlock", "Bottleneck", "PadShortcut", "PoolHead", "conv", "conv_norm_relu", "init_convs"]
 
@@ -62,7 +64,25 @@ def _shortcut(kind: str, inputs: int, outputs: int, stride: int) -> nn.Module:
     return nn.Sequential(OrderedDict(conv=conv(inputs, outputs, 1, stride), norm=nn.BatchNorm2d(outputs)))
 
 
-class BasicBlock(nn.Module):
+def _open(x: Tensor, conv: nn.Module, norm: nn.Module, shortcut: nn.Module) -> tuple[Tensor, Tensor]:
+    """A residual block up to its first inner activation, and its skip.
+
+    The skip has been through the shortcut: where that shrinks the map, less has to cross a cut.
+    """
+    return F.relu(norm(conv(x)), inplace=True), shortcut(x)
+
+
+def _go_on(state: tuple[Tensor, Tensor], conv: nn.Module, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    h, skip = state
+    return F.relu(norm(conv(h)), inplace=True), skip
+
+
+def _close(state: tuple[Tensor, Tensor], conv: nn.Module, norm: nn.Module) -> Tensor:
+    h, skip = state
+    return F.relu(norm(conv(h)) + skip, inplace=True)
+
+
+class BasicBlock(Divisible):
     """Two 3x3 convolutions and a shortcut.
 
     >>> import torch
@@ -79,12 +99,14 @@ class BasicBlock(nn.Module):
         self.shortcut = _shortcut(shortcut, inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        h = self.norm2(self.conv2(h))
-        return F.relu(h + self.shortcut(x), inplace=True)
+        return _close(_open(x, self.conv1, self.norm1, self.shortcut), self.conv2, self.norm2)
+
+    def parts(self) -> list[nn.Module]:
+        """The convolutions one by one."""
+        return [Apply(_open, self.conv1, self.norm1, self.shortcut), Apply(_close, self.conv2, self.norm2)]
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(Divisible):
     """1x1, 3x3 (carries the stride), 1x1 to four times the width, and a shortcut.
 
     >>> import torch
@@ -103,10 +125,13 @@ class Bottleneck(nn.Module):
         self.shortcut = _shortcut(shortcut, inputs, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        h = F.relu(self.norm2(self.conv2(h)), inplace=True)
-        h = self.norm3(self.conv3(h))
-        return F.relu(h + self.shortcut(x), inplace=True)
+        state = _open(x, self.conv1, self.norm1, self.shortcut)
+        return _close(_go_on(state, self.conv2, self.norm2), self.conv3, self.norm3)
+
+    def parts(self) -> list[nn.Module]:
+        """The convolutions one by one."""
+        first = Apply(_open, self.conv1, self.norm1, self.shortcut)
+        return [first, Apply(_go_on, self.conv2, self.norm2), Apply(_close, self.conv3, self.norm3)]
 
 
 class PoolHead(nn.Module):

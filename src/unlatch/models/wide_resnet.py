@@ -6,13 +6,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..nn.apply import Apply
+from ..nn.parts import Divisible
 from .base import Chain
 from .residual import PoolHead, conv, init_convs
 
 __all__ = ["WideBlock", "WideResNet"]
 
 
-class WideBlock(nn.Module):
+def _open(
+    x: Tensor, norm1: nn.Module, conv1: nn.Module, norm2: nn.Module, *shortcut: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """A wide block up to its inner activation, and its skip."""
+    h = F.relu(norm1(x), inplace=True)
+    skip = shortcut[0](h) if shortcut else x
+    return F.relu(norm2(conv1(h)), inplace=True), skip
+
+
+def _close(state: tuple[Tensor, Tensor], dropout: nn.Module, conv2: nn.Module) -> Tensor:
+    h, skip = state
+    out: Tensor = conv2(dropout(h)) + skip
+    return out
+
+
+class WideBlock(Divisible):
     """Norm, ReLU and convolution twice, plus the input; where the shape changes, a 1x1 convolution of the
     activated input instead.
 
@@ -31,11 +48,14 @@ class WideBlock(nn.Module):
         self.shortcut = conv(inputs, width, 1, stride) if stride > 1 or inputs != width else None
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(x), inplace=True)
-        residual = x if self.shortcut is None else self.shortcut(h)
-        h = F.relu(self.norm2(self.conv1(h)), inplace=True)
-        out: Tensor = self.conv2(self.dropout(h)) + residual
-        return out
+        return _close(_open(x, *self._opening()), self.dropout, self.conv2)
+
+    def parts(self) -> list[nn.Module]:
+        """The convolutions one by one."""
+        return [Apply(_open, *self._opening()), Apply(_close, self.dropout, self.conv2)]
+
+    def _opening(self) -> list[nn.Module]:
+        return [self.norm1, self.conv1, self.norm2, *([self.shortcut] if self.shortcut is not None else [])]
 
 
 class _NormHead(PoolHead):

@@ -1,9 +1,10 @@
 """What training by stages needs from a network.
 
 `chain` makes blocks of a model (read it first) and `chain_check` checks them, `tree` handles what passes between them,
-`carry` what passes by some of them. `foreign` and the files `huggingface` know models that were written elsewhere.
-`randomness` and `statistics` make passes replay, `split_backward` divides a backward. `coupling`, `reversible` and
-`inversion` are reversible blocks; `auxiliary`, `heads`, `rescaled` networks beside the stages. Exports are public.
+`carry` what passes by some of them, `parts` takes blocks apart. `foreign` and the files `huggingface` know models that
+were written elsewhere. `randomness` and `statistics` make passes replay, `split_backward` divides a backward.
+`coupling`, `reversible` and `inversion` are reversible blocks; `auxiliary`, `heads`, `rescaled` networks beside the
+stages. Exports are public.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from .apply import Apply
 from .carry import Add, Recall, Remember
 from .chain import Block, Model, StageChain, aliases, as_module, chain, cut, stage_of_blocks, stage_starts, state_names
 from .chain_check import Tie, check_chain, ties
+from .parts import Divisible, in_parts
 from .randomness import mixed_seed, replayable
 from .reversible import (
     Coupling,
@@ -40,6 +42,7 @@ __all__ = [
     "Apply",
     "Block",
     "Coupling",
+    "Divisible",
     "Merge",
     "Model",
     "Pending",
@@ -66,6 +69,7 @@ __all__ = [
     "cut",
     "flatten",
     "frozen_statistics",
+    "in_parts",
     "input_gradients",
     "invert",
     "invert_and_differentiate",

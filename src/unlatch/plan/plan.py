@@ -20,7 +20,7 @@ from .partition import contiguous_split, part_costs
 from .profile import BlockCost
 from .tasks import Task, by_task
 
-__all__ = ["Plan", "count_parameters", "make_plan"]
+__all__ = ["Plan", "block_costs", "count_parameters", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def make_plan(
         )
     if costs is not None and len(costs) != len(blocks):
         raise PlanError(f"there are {len(blocks)} blocks but costs of {len(costs)}")
-    inner, last = _block_costs(blocks, costs, recompute)
+    inner, last = _costs_or_parameters(blocks, costs, recompute)
     if split == "auto":
         starts = _balanced(blocks, stages, inner, last)
     else:
@@ -241,7 +241,7 @@ def make_plan(
     )
 
 
-def _block_costs(
+def _costs_or_parameters(
     blocks: Sequence[Block], costs: Sequence[BlockCost] | None, recompute: bool
 ) -> tuple[list[float], list[float]]:
     """Cost of each block in an ordinary stage and in the last one."""
@@ -249,6 +249,11 @@ def _block_costs(
         # A block without parameters is not free; and a chain of such blocks should be cut evenly.
         counts = [1.0 + count_parameters([block]) for block in blocks]
         return counts, counts
+    return block_costs(costs, recompute)
+
+
+def block_costs(costs: Sequence[BlockCost], recompute: bool) -> tuple[list[float], list[float]]:
+    """Seconds of each block in an ordinary stage and in the last one, which never runs its forward twice."""
     last = [cost.forward + cost.input_grad + cost.weight_grad for cost in costs]
     inner = [total + (cost.forward if recompute else 0.0) for total, cost in zip(last, costs, strict=True)]
     return inner, last

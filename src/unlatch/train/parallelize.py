@@ -17,6 +17,7 @@ from ..nn.chain import Block, Model, as_module, chain, cut
 from ..nn.chain_check import check_chain, check_own_loss
 from ..nn.device import check_on_host, find_device
 from ..nn.foreign import Foreign, foreign
+from ..nn.parts import in_parts
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan
 from ..rules.losses import LossFunction
@@ -164,6 +165,7 @@ def parallelize(
             assert plan is not None
         chosen.check_plan(plan, stages)
         chosen = chosen.follow(plan)
+        blocks = in_parts(blocks, plan.split or ())
         x = batch[0] if batch is not None else None
         check_chain(blocks, model, plan.starts, x)
         if batch is not None and own_loss:

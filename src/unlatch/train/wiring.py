@@ -12,6 +12,7 @@ from ..errors import PlanError, ScheduleError
 from ..methods import Method
 from ..nn.chain import chain
 from ..nn.device import Accelerator
+from ..nn.parts import in_parts
 from ..plan import Plan
 from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
@@ -140,7 +141,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         again = replace(
             blueprint,
             model=model,
-            blocks=chain(model),
+            blocks=in_parts(chain(model), plan.split or ()),
             plan=plan,
             ranks=[0] * max(plan.devices, len(plan.starts)),
             world=World(),

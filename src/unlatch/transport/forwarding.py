@@ -8,9 +8,9 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from multiprocessing.process import BaseProcess
 
 from ..errors import Interrupted
+from .nursery import Worker
 from .signals import REQUESTS, handling, interrupt
 
 __all__ = ["Forwarding"]
@@ -26,7 +26,7 @@ class Forwarding:
     **Arguments:** `ranks`: the processes, as the launcher starts and ends them.
     """
 
-    def __init__(self, ranks: Sequence[BaseProcess]) -> None:
+    def __init__(self, ranks: Sequence[Worker]) -> None:
         self._ranks = ranks
         self._heeding: list[int] = []
         self._undisturbed = 0

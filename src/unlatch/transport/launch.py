@@ -7,7 +7,6 @@ outlive the rank that failed. Children end when the parent ends.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import secrets
 import signal
@@ -15,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -24,8 +22,9 @@ from ..io.space import bytes_text
 from .forwarding import Forwarding
 from .meeting import START_LIMIT
 from .memory import TAKES_LESS, most_held
-from .parcel import pack, starting_interpreters
-from .rank import Place, serve
+from .nursery import Nursery, Worker
+from .parcel import pack
+from .rank import Place
 from .restarts import Attempts
 from .signals import REQUESTS
 from .store import host_store
@@ -96,44 +95,34 @@ class Ranks:
         self._processes, self._threads = processes, threads
         self._max_restarts, self._start_limit = max_restarts, start_limit
         self._pipes: list[Connection] = []
-        self._workers: list[Any] = []
+        self._workers: list[Worker] = []
         self._forwarding = Forwarding(self._workers)
         with self._forwarding.hearing_signals(), self._ended_on_error():
             self._start()
             self._forwarding.check()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         self._store, secret = host_store(), secrets.token_hex(32)
         self._joined = set[int]()
         # Linux ends a child with the thread that started it, and only the main one lasts as long as the process.
         bound = threading.current_thread() is threading.main_thread()
-        # It starts with the first child otherwise, and lets signals through again.
-        resource_tracker.ensure_running()
-        with self._forwarding.undisturbed(), starting_interpreters():
-            for rank in range(self._processes):
-                ours, theirs = context.Pipe()
-                place = Place(
-                    rank=rank,
-                    ranks=self._processes,
-                    port=self._store.port,
-                    secret=secret,
-                    threads=self._threads,
-                    parent=os.getpid(),
-                    bound=bound,
-                    start_limit=self._start_limit,
-                )
-                name = f"unlatch-rank-{rank}"
-                worker = context.Process(target=serve, args=(theirs, place), name=name, daemon=False)
-                # A child inherits what is blocked, and hears of it when it can handle it.
-                before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-                try:
-                    worker.start()
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                theirs.close()
-                self._pipes.append(ours)
-                self._workers.append(worker)
+        places = [
+            Place(
+                rank=rank,
+                ranks=self._processes,
+                port=self._store.port,
+                secret=secret,
+                threads=self._threads,
+                parent=os.getpid(),
+                bound=bound,
+                start_limit=self._start_limit,
+            )
+            for rank in range(self._processes)
+        ]
+        with self._forwarding.undisturbed():
+            self._nursery = Nursery(places)
+            self._pipes += self._nursery.lines
+            self._workers += self._nursery.workers
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
         """Run `fn(*args)` on every rank and return the results by rank.
@@ -197,6 +186,7 @@ class Ranks:
                     outcome.failures.append(_Failure(rank, error, trace))
                 case ("joined",):
                     self._joined.add(rank)
+                    self._nursery.over()
                 case ("saved", step):
                     attempts.saved(step)
                 case ("heeding", begins, heard):

@@ -62,15 +62,19 @@ def survives(what: Any) -> bool:
 
 
 @contextmanager
-def starting_interpreters() -> Iterator[None]:
-    """Inside, a fresh interpreter does not look for the file of a main module that has none, as on standard input."""
-    main = vars(sys.modules["__main__"])
-    file = None if _main_is_a_file() else main.pop("__file__", None)
+def starting_interpreters(*, main: bool = True) -> Iterator[None]:
+    """Inside, a fresh interpreter does not look for the file of a main module that has none, as on standard input.
+
+    **Arguments:** `main`: `False` has it do without the main module in any case.
+    """
+    namespace = vars(sys.modules["__main__"])
+    hidden = [] if main and _main_is_a_file() else ["__file__"] if main else ["__file__", "__spec__"]
+    before = {name: namespace[name] for name in hidden if name in namespace}
+    namespace.update(dict.fromkeys(before))
     try:
         yield
     finally:
-        if file is not None:
-            main["__file__"] = file
+        namespace.update(before)
 
 
 def _main_is_a_file() -> bool:

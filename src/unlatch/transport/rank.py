@@ -28,7 +28,7 @@ from .reports import open_line, report
 from .signals import REQUESTS
 from .store import connect_store
 
-__all__ = ["Place", "serve"]
+__all__ = ["Place", "killed_by_the_kernel", "serve"]
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ def _hear_again() -> None:
 
 def _end_with(parent: int, bound: bool) -> None:
     """See to it that this process does not outlive its launcher."""
-    if not (bound and _killed_by_the_kernel()):
+    if not (bound and killed_by_the_kernel()):
         threading.Thread(target=_watch, args=(parent,), name="unlatch-parent", daemon=True).start()
     if os.getppid() != parent:
         # It ended before anybody was asked to notice.
         os._exit(1)
 
 
-def _killed_by_the_kernel() -> bool:
+def killed_by_the_kernel() -> bool:
     """Ask Linux to kill this process when the thread that started it ends: that reaches a stopped process as well."""
     if not sys.platform.startswith("linux"):
         return False

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...config import Config
 from ...methods import Method
 from ...nn.chain import StageChain, chain, cut
+from ...nn.parts import in_parts
 from ..prepare import PreparedRun, build_model, loaders, make_run
 
 __all__ = ["Trial", "largest_difference", "relative_difference"]
@@ -68,7 +69,8 @@ class Trial:
 
     def stages(self, model: nn.Module) -> list[StageChain]:
         """The model cut as the run cuts it; shares its weights."""
-        return [StageChain(part) for part in cut(chain(model), self.prepared.plan.starts)]
+        plan = self.prepared.plan
+        return [StageChain(part) for part in cut(in_parts(chain(model), plan.split or ()), plan.starts)]
 
     def micros(self, batches: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
         """The batches cut into micro-batches."""

@@ -45,6 +45,9 @@ OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 class Local(Method):
     """Base of the methods with local losses. They need `sample=(x, y)`, to build what each stage is given."""
 
+    # They learn from one tensor at every border.
+    divides_blocks = False
+
     def rules(self) -> Rules:
         return Rules()
 
