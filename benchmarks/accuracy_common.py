@@ -55,6 +55,7 @@ def train(
     split: Any = "auto",
     augment: bool = True,
     channels_last: bool = True,
+    messages: str = "exact",
 ) -> dict[str, float]:
     """One run, inline. **Returns:** test accuracy in percent, final training loss, seconds."""
     torch.set_num_threads(1)
@@ -77,6 +78,7 @@ def train(
         split=split,
         sample=loader.batch(0, 0),
         precision=precision,
+        messages=messages,
         seed=seed,
     ) as run:
         history = unlatch.Trainer(run).fit(loader, epochs)

@@ -55,13 +55,22 @@ def rate(steps: int, step: int) -> float:
     return (LOWEST + 0.5 * (1 + math.cos(math.pi * done)) * (RATE - LOWEST)) / RATE
 
 
-def train(method: str, seed: int, steps: int, data: str) -> dict[str, Any]:
+def train(
+    method: Any,
+    seed: int,
+    steps: int,
+    data: str,
+    *,
+    stages: int | None = None,
+    split: Any = "auto",
+    messages: str = "exact",
+) -> dict[str, Any]:
     """One run. **Returns:** its validation loss and how long it took."""
     text, _ = shakespeare(data, context=CONTEXT, stride=1)
     _, held_out = shakespeare(data, context=CONTEXT)
     torch.manual_seed(seed)
     model = GPT(vocabulary=text.classes, context=CONTEXT, depth=4, width=128, heads=4, tied=True)
-    stages = 1 if method == "bp" else 2
+    stages = stages or (1 if method == "bp" else 2)
     # Enough tokens for all of the held-out text in a few batches.
     rest = [(held_out.x[i : i + 256], held_out.y[i : i + 256]) for i in range(0, len(held_out.x), 256)]
     start = time.perf_counter()
@@ -73,7 +82,9 @@ def train(method: str, seed: int, steps: int, data: str) -> dict[str, Any]:
         optimizer=decay_matrices(torch.optim.AdamW, lr=RATE, betas=(0.9, 0.99), weight_decay=0.1),
         lr_scheduler=partial(LambdaLR, lr_lambda=partial(rate, steps)),
         clip_grad_norm=1.0,
+        split=split,
         sample=(text.x[:BATCH], text.y[:BATCH]),
+        messages=messages,
         seed=seed,
     ) as run:
         unlatch.Trainer(run).fit(RandomWindows(text.x, text.y, steps, seed))

@@ -51,6 +51,20 @@ def test_the_summary_names_the_cut_where_there_is_one(unlatch, conf, cut):
     assert split("--method", "layerpipe", "--stages", 2) is None
 
 
+def test_messages_travel_as_asked(unlatch, conf, cut, tmp_path):
+    def waiting(messages):
+        flags = ("--method", "pipedream", *cut, "--messages", messages, "--out", messages)
+        result = unlatch("train", conf, "--json", *flags)
+        assert result.exit_code == 0, result.output
+        assert config.load(tmp_path / messages / "config.toml").run.messages == messages
+        return [stage["message_bytes"] for stage in json.loads(result.stdout)["stages"]]
+
+    # The gradient that waits for stage 0, and the few scales of int8.
+    exact, bf16, int8 = (waiting(messages)[0] for messages in ("exact", "bf16", "int8"))
+    assert bf16 == exact / 2
+    assert exact / 4 < int8 < exact / 3.5
+
+
 def test_events_are_those_of_all_stages_in_order_of_time(unlatch, conf, tmp_path):
     unlatch("train", conf, "--method", "fdg", "--stages", 3, "--out", "run")
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]

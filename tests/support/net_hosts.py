@@ -63,8 +63,8 @@ class Host:
             # There is none to begin with.
             subprocess.run([*_TC, "-n", self.name, "qdisc", "delete", "dev", "eth0", "root"], capture_output=True)
             return
-        # As much as goes through in 5 ms may come at once; what waits longer than 100 ms is dropped, as routers do.
-        burst = max(32_000, int(megabits * 1e6 / 8 * 0.005))
+        # As much as goes through in 1 ms may come at once; what waits longer than 100 ms is dropped, as routers do.
+        burst = max(32_000, int(megabits * 1e6 / 8 * 0.001))
         bucket = ["rate", f"{megabits}mbit", "burst", f"{burst}", "latency", "100ms"]
         _run(*_TC, "-n", self.name, "qdisc", "replace", "dev", "eth0", "root", "tbf", *bucket)
 
