@@ -29,7 +29,9 @@ def definition(trial: Trial) -> Finding | str:
         raise Inapplicable(f"the model does not run in double precision ({type(error).__name__}: {error})") from error
     truth = _truth(trial, batches, sgd, form)
     model = trial.model(double=True)
-    trial.train(batches, model=model, precision="fp32", lr_scheduler=None, clip_grad_norm=None, distributed=False)
+    # The definition is computed on the CPU, where alone random numbers are the same.
+    where = {"device": "cpu", "distributed": False}
+    trial.train(batches, model=model, precision="fp32", lr_scheduler=None, clip_grad_norm=None, **where)
     worst = max(
         relative_difference([p.detach() for p in stage.parameters()], list(truth[index].values()))
         for index, stage in enumerate(trial.stages(model))
