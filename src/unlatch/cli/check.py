@@ -27,6 +27,10 @@ def command(
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where the data are; also UNLATCH_DATA.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Check and time training there (auto, cpu, cuda, cuda:1), and print a report for an issue."),
+    ] = None,
     faults: Annotated[
         bool, typer.Option("--faults", help="Instead: break two processes with a small network, in many ways.")
     ] = False,
@@ -38,6 +42,7 @@ def command(
     unlatch check
     unlatch check conf.toml
     unlatch check conf.toml --method petra --stages 4
+    unlatch check --device cuda
     unlatch check --faults
 
     The batches are of your own data. Every line says ok, differs (how much) or not applicable (why). The exit code is 1
@@ -47,17 +52,17 @@ def command(
     from .settings import read_settings
 
     if faults:
-        if conf is not None or method or stages or overrides or data_dir:
+        if conf is not None or method or stages or overrides or data_dir or device:
             raise ConfigError("--faults tries a small network of its own: leave out CONF.toml and all settings")
         _try_faults(as_json)
         return
     given = [*(_BUILT_IN if conf is None else []), *(overrides or [])]
-    config, notes = read_settings(conf, given, method=method, data_dir=data_dir, stages=stages)
+    config, notes = read_settings(conf, given, method=method, data_dir=data_dir, stages=stages, device=device)
     console = people(as_json)
     for note in notes:
         console.print(f"note: {note}")
     findings = []
-    for finding in findings_about(config):
+    for finding in findings_about(config, on_device=device is not None):
         findings.append(finding)
         if not as_json:
             console.print(f"{finding.verdict:<15}", style=_STYLES[finding.verdict], end="")
@@ -65,6 +70,11 @@ def command(
     bad = [finding for finding in findings if finding.verdict == "differs"]
     if as_json:
         emit_json({"ok": not bad, "findings": [asdict(finding) for finding in findings]})
+    elif device is not None:
+        from .checks.device import report
+
+        console.print("\nReport, to paste into an issue:\n")
+        typer.echo(report(config, findings))
     else:
         console.print(
             "everything that applies holds" if not bad else f"{len(bad)} of {len(findings)} checks do not hold"

@@ -305,7 +305,7 @@ class Guard:
         self._to_do = [work for later in self._kept[again:] for work in later.done] + self._to_do
         self._kept = self._kept[: again + 1]
         kept.done = []
-        state = copied(kept.state.part()[1])
+        state = engine.device.here(copied(kept.state.part()[1]))
         engine.load(state)
         engine.mail.begin_again(state["mail"])
         self.left_out = kept.left_out

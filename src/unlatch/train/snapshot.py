@@ -299,7 +299,8 @@ def load_named(
         if optimizer and stage.updater.optimizer is not None:
             _restore_optimizer(path, stage, own, content, saved)
     if optimizer:
-        load_beside(engine.stations.values(), layout, content.extra.get(_BESIDE, {}), saved.beside)
+        beside_it = engine.device.here(dict(content.extra.get(_BESIDE, {})))
+        load_beside(engine.stations.values(), layout, beside_it, saved.beside)
         engine.restore_counters(saved.loop.model_dump())
 
 

@@ -71,8 +71,8 @@ class Staging:
         self._out, self._in = self._module.Stream(device=device.torch), self._module.Stream(device=device.torch)
         self._flights = WeakTensorKeyDictionary()
         self._lock = threading.Lock()
-        # Copies on the host of tensors that may still be under way to the device.
-        self._read: deque[tuple[Any, Tensor]] = deque()
+        # What the device may still be copying from, whether or not anybody waits for it.
+        self._read: deque[tuple[Any, list[Tensor]]] = deque()
 
     def room(self, nbytes: int) -> Tensor:
         """Memory of the host for a block that will come, from which the device can copy by itself."""
@@ -111,14 +111,15 @@ class Staging:
                 there = self._module.Event()
                 there.record()
             with self._lock:
+                while self._read and self._read[0][0].query():
+                    self._read.popleft()
+                self._read.append((there, moving))
                 for t, tensor in zip(moving, moved, strict=True):
                     self._flights[t] = _Flight(tensor, there)
         return replace(message, payload=payload)
 
     def landed(self, payload: Any) -> Any:
         """What a message holds, on the device: work that begins now finds it there."""
-        while self._read and self._read[0][0].query():
-            self._read.popleft()
         return map_tensors(self._landed, payload)
 
     def _landed(self, t: Tensor) -> Tensor:
@@ -130,5 +131,4 @@ class Staging:
         compute.wait_event(flight.there)
         # It was made on another stream, which must not give its memory away while this one works with it.
         flight.tensor.record_stream(compute)
-        self._read.append((flight.there, t))
         return flight.tensor

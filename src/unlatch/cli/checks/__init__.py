@@ -12,6 +12,7 @@ from ...config import Config
 from ...errors import PlanError
 from ...transport.launch import Ranks
 from ..prepare import prepare
+from .device import device_found, speed, transfer
 from .environment import loopback, machine
 from .equality import one_stage, two_processes
 from .finding import Finding, Verdict, find_out
@@ -23,9 +24,15 @@ from .trial import Trial
 __all__ = ["Finding", "Verdict", "findings_about"]
 
 
-def findings_about(config: Config) -> Iterator[Finding]:
-    """What holds on this machine, for the model and the method that the settings name."""
+def findings_about(config: Config, *, on_device: bool = False) -> Iterator[Finding]:
+    """What holds on this machine, for the model and the method that the settings name.
+
+    **Arguments:** `on_device`: look at the device as well, and at how fast it trains.
+    """
     yield find_out("machine", machine)
+    if on_device:
+        yield find_out("device", partial(device_found, config))
+        yield find_out("transfer", partial(transfer, config))
     try:
         trial = Trial.of(prepare(config))
     except PlanError as error:
@@ -42,3 +49,5 @@ def findings_about(config: Config) -> Iterator[Finding]:
         yield reached
         if reached.verdict == "ok":
             yield find_out("two processes", partial(two_processes, trial, ranks))
+            if on_device:
+                yield find_out("speed", partial(speed, trial, ranks))

@@ -62,7 +62,7 @@ def exact_method(trial: Trial) -> Finding | str:
     batches = [(_double(x), _double(y)) for x, y in trial.batches()]
     model = trial.model(double=True)
     try:
-        found = _tapped(trial, batches, model=model, precision="fp32")
+        found = _tapped(trial, batches, model=model, precision="fp32", device="cpu")
     except Exception as error:
         raise Inapplicable(f"the model does not run in double precision ({type(error).__name__}: {error})") from error
     worst = 0.0
@@ -103,12 +103,13 @@ def _tapped(trial: Trial, batches: Sequence[Batch], **changes: Any) -> list[list
 def _true_gradients(trial: Trial, model: nn.Module, batches: Sequence[Batch]) -> list[list[Gradients]]:
     """Plain backpropagation through the whole chain, micro-batch by micro-batch, with the run's random numbers."""
     stages, loss_fn, config = trial.stages(model), trial.config.loss_fn(), trial.config
-    bf16 = config.run.precision == "bf16"
+    device = trial.device
+    device.moved(model)
     found: list[list[Gradients]] = [[] for _ in stages]
     per_update = trial.method.per_update
-    for number, (x, y) in enumerate(trial.micros(batches)):
+    for number, (x, y) in enumerate(device.here(trial.micros(batches))):
         for index, stage in enumerate(stages):
-            with replayable(config.run.seed, index, number), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            with replayable(config.run.seed, index, number, device), device.autocast(config.run.precision):
                 x = stage(x)
                 if index == len(stages) - 1:
                     loss = loss_fn(x, y)

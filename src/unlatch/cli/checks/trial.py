@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ...config import Config
 from ...methods import Method
 from ...nn.chain import StageChain, chain, cut
+from ...nn.device import Device, find_device
 from ...nn.parts import in_parts
 from ..prepare import PreparedRun, build_model, loaders, make_run
 
@@ -56,6 +58,11 @@ class Trial:
         """The user's method, with every choice made."""
         return self.prepared.method
 
+    @property
+    def device(self) -> Device:
+        """Where it is tried."""
+        return find_device(self.config.run.device)
+
     def batches(self) -> list[Batch]:
         """The first batches of the training data, without augmentation."""
         data = self.config.data.model_copy(update={"batch_size": self.size, "augment": False, "drop_last": True})
@@ -89,6 +96,20 @@ class Trial:
             steps += run.flush()
             state = {name: t.detach().clone() for name, t in run.module().state_dict().items()}
         return [step.loss for step in steps if step.loss is not None], state
+
+
+    def timed(self, **changes: Any) -> float:
+        """Seconds to train on the batches once the run is there, until all of them are through."""
+        torch.set_num_threads(self.config.run.threads)
+        batches = self.batches()
+        with make_run(self.prepared, batches[0], **changes) as run:
+            run.step(*batches[0])
+            run.flush()
+            begun = time.perf_counter()
+            for x, y in batches:
+                run.step(x, y)
+            run.flush()
+            return time.perf_counter() - begun
 
 
 def train_on_rank(trial: Trial) -> tuple[list[float], bytes]:

@@ -72,7 +72,8 @@ class Roster:
 
     def load_tensors(self, found: dict[str, Tensor]) -> None:
         """Take over what `tensors` returned."""
-        self.rows = {bytes(key.tolist()): row for row, key in enumerate(found.get("keys", ()))}
+        keys = found["keys"].cpu() if "keys" in found else ()
+        self.rows = {bytes(key.tolist()): row for row, key in enumerate(keys)}
 
 
 class TableSource(Source):

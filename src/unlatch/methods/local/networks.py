@@ -41,7 +41,8 @@ class Networks:
         self.borders: dict[int, Border] = {}
         self.output: tuple[int, ...] = ()
         self.dtype = next((p.dtype for b in blueprint.blocks for p in b.module.parameters()), torch.float32)
-        self._trained = {id(p) for b in blueprint.blocks for p in b.module.parameters()}
+        # The weights themselves, not only their ids, which others could get once these are gone.
+        self._trained = {id(p): p for b in blueprint.blocks for p in b.module.parameters()}
         if blueprint.stages > 1:
             self._look()
 
@@ -145,8 +146,8 @@ class Networks:
         """The network itself, if no other part of the run trains any of its weights."""
         if not isinstance(net, nn.Module):
             raise ConfigError(f"{described} must be a torch.nn.Module, got {type(net).__name__}")
-        mine = {id(p) for p in net.parameters()}
-        if mine & self._trained:
+        mine = {id(p): p for p in net.parameters()}
+        if mine.keys() & self._trained.keys():
             raise ConfigError(
                 f"{described} shares weights with the network or with another one beside it; on separate ranks they "
                 "would drift apart. Return a new module for every stage (copy.deepcopy makes one)."
