@@ -81,7 +81,7 @@ def parallelize(
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`. Without it
       the chain is checked on the first batch.
     - `plan`: a finished plan instead of `split`.
-    - `replicas`: so many copies of the network, each on its own `ranks / replicas` ranks, are trained on their shares of
+    - `replicas`: so many copies of the network, each on `ranks / replicas` ranks of its own, are trained on shares of
       the rows of every batch; gradients are summed at every update, so that all copies stay alike.
     - `precision`: `"bf16"` runs forwards under autocast.
     - `clip_grad_norm`: limits the norm of the gradient.

@@ -18,6 +18,7 @@ from ...runtime.passes import autocast
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Station
 from ...runtime.trained import Trained
+from ...runtime.updating import Updater
 from ...schedule import Kind
 from ...transport.mail import Micro
 from .statistics import LocalStatistics, time_by_part
@@ -156,6 +157,9 @@ class HeadStation(GreedyStation):
         self.head.update(self._batches)
         self._batches = 0
         return ()
+
+    def applied(self, kind: Kind) -> Sequence[Updater] | None:
+        return [self.head.updater] if kind is UPDATE_HEAD else super().applied(kind)
 
     def trained(self) -> dict[str, Trained]:
         return {"head": self.head}
