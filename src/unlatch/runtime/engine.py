@@ -362,9 +362,9 @@ class Engine:
         return own
 
     def method_statistics(self) -> list[Any]:
-        """What the stations of this process measured about themselves."""
+        """What the stations of this process measured about themselves; of replicas, the first."""
         seconds = self.recorder.seconds
-        found = [s.measured(seconds.get(index, {}), *self.handled) for index, s in self.stations.items()]
+        found = [s.measured(seconds.get(index, {}), *self.handled) for index, s in self.originals.items()]
         return [one for one in found if one is not None]
 
     # ----------------------------------------------------------- micro-batches

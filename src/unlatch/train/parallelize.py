@@ -90,8 +90,8 @@ def parallelize(
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`. Without it
       the chain is checked on the first batch.
     - `plan`: a finished plan instead of `split`.
-    - `replicas`: so many copies of the network, each on its own `ranks / replicas` ranks, are trained on their shares
-      of the rows of every batch; gradients are summed at every update, so that all copies stay alike.
+    - `replicas`: so many copies of the network, each on `ranks / replicas` ranks of its own, are trained on shares of
+      the rows of every batch; gradients are summed at every update, so that all copies stay alike.
     - `precision`: `"bf16"` runs forwards under autocast.
     - `device`: where stages compute. `"auto"` takes an accelerator if torch finds one and the CPU otherwise; `"cpu"`;
       `"cuda"` or another kind, of which each rank takes its own by `LOCAL_RANK`; or one device, such as `"cuda:1"`.

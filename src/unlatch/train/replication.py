@@ -32,7 +32,7 @@ def ranks_per_replica(replicas: int, ranks: int, method: Method, sample: tuple[T
         raise ConfigError(f"{method.name} cannot train {replicas} replicas: {method.unreplicable}")
     if sample is not None and batch_size(sample) < replicas:
         raise DataError(
-            f"the sample has {batch_size(sample)} row(s) for {replicas} replicas: expected a batch as it is trained "
-            "on, with at least one row for each"
+            f"the sample has {batch_size(sample)} row(s) for {replicas} replicas: expected a batch like those that are "
+            "trained on, with at least one row for each"
         )
     return max(1, ranks // replicas)

@@ -13,15 +13,16 @@ from ...rules.ramp import Ramp, as_ramp, check_ramp, value_at
 from ...runtime.blueprint import Blueprint
 from ...runtime.stage import Stage
 from ...runtime.station import Station
-from ...schedule import Schedule, Workload
+from ...schedule import Kind, Schedule, Workload
 from ..costs import stage_costs
 from ..local import Local
 from ..local.networks import Networks
+from ..local.synthesis import SYNTHESISERS_APART
 from ..options import Whole, at_least
 from .mismatch import BorderRule
 from .probe import GradientProbe
 from .report import MEASURES, border_metrics, border_summary
-from .schedule import Borders, border_schedule
+from .schedule import REDUCE, UPDATE_AUXILIARY, Borders, border_schedule
 from .workload import Extras, border_workload
 
 __all__ = ["BorderMethod"]
@@ -192,6 +193,23 @@ class BorderMethod(Local):
     @property
     def reads_on_every_rank(self) -> bool:
         return self.data == "build"
+
+    @property
+    def also_applies(self) -> frozenset[Kind]:  # type: ignore[override]
+        """A shared network is summed over stages, and before that over replicas."""
+        return frozenset({REDUCE if self.taps_one_network else UPDATE_AUXILIARY})
+
+    @property
+    def unreplicable(self) -> str | None:
+        if self.stores:
+            return "it stores variables of every sample, and a sample meets another replica in every epoch"
+        if self.multiplier_source == "synthesiser":
+            return SYNTHESISERS_APART
+        if self.stage_steps > 1 or self.fits > 1:
+            return "it steps several times within an update, and replicas sum gradients once for each: let it step once"
+        if self.probe:
+            return "its probe compares the gradient of one replica with that of whole batches: leave probe out"
+        return super().unreplicable
 
     def probing(self, every: int) -> BorderMethod:
         """The method with its own comparison with backpropagation switched on.

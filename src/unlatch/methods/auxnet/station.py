@@ -19,6 +19,7 @@ from ...rules.losses import measured
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Rounds, Station
 from ...runtime.trained import Trained
+from ...runtime.updating import Updater
 from ...schedule import Kind
 from ...transport.mail import BACKWARD, FORWARD, Micro
 from ...transport.wire import dense_tree
@@ -293,7 +294,7 @@ class BorderStation(Station):
             torch._foreach_mul_(grads, 1.0 - share)
         with options.random(stage.index + _ECHO_STREAM, heard.id), options.autocast():
             loss, _ = measured(options.loss_fn(stage.module(x), raw.y))
-        torch.autograd.backward(share * loss)
+        torch.autograd.backward(share * heard.scale * loss)
         return ()
 
     def update(self, micro: Micro) -> Sequence[Any]:
@@ -389,6 +390,11 @@ class BorderStation(Station):
         self._true_state = None if true is None else (Micro(**true[0]), Raw(*true[1]), true[2])
         self._batches = state["batches"]
         self.records = deque((BorderRecord(*record) for record in state["records"]), maxlen=MOST_RECORDS)
+
+    def applied(self, kind: Kind) -> Sequence[Updater] | None:
+        if kind in (kinds.UPDATE_AUXILIARY, kinds.REDUCE) and self.source is not None:
+            return [trained.updater for trained in self.source.trained().values()]
+        return super().applied(kind)
 
     def trained(self) -> dict[str, Trained]:
         found = self.source.trained() if self.source is not None else {}

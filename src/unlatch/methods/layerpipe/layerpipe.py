@@ -83,6 +83,15 @@ class LayerPipe(Delayed):
         """Whether tasks are placed, not stages."""
         return self.mode != "stages"
 
+    @property
+    def unreplicable(self) -> str | None:
+        if self.places_tasks:
+            return (
+                "where tasks are placed apart, the loss leaves the last layer with its gradient, before replicas can "
+                'sum it: use mode="stages"'
+            )
+        return super().unreplicable
+
     def schedule(self, stages: int) -> Schedule:
         """The order of stages; where tasks are placed, that of the stages with the same number of hops."""
         return split_rounds(stages, self.extra_delay) if self.extra_delay or self.split_backward else ticked(stages)

@@ -34,6 +34,7 @@ from ..costs import stage_costs
 from ..options import Positive, as_function
 from .networks import Networks
 from .stations import ADJOINT, LEARN, LOSS, LOSS_DOWN, SEED, UPDATE_HEAD, GreedyStation, HeadStation, SynthesisStation
+from .synthesis import SYNTHESISERS_APART
 from .workload import greedy_workload, synthesiser_costs
 
 __all__ = ["DGL", "DNI", "Local", "OptimizerFactory", "loss_down"]
@@ -103,6 +104,7 @@ class DGL(Local):
 
     name = "dgl"
     summary = "each stage has a classifier of its own; no gradient crosses a border"
+    also_applies = frozenset({UPDATE_HEAD})
     #: Whether heads are given all that a stage puts out, or its main tensor.
     heads_see_state: ClassVar[bool] = False
 
@@ -173,6 +175,7 @@ class DNI(Local):
 
     name = "dni"
     summary = "each stage guesses the gradient from above"
+    unreplicable = SYNTHESISERS_APART
 
     def __post_init__(self) -> None:
         super().__post_init__()

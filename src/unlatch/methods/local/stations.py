@@ -16,6 +16,7 @@ from ...rules.losses import measured
 from ...runtime.stage import Stage
 from ...runtime.station import Operation, Rounds, Station
 from ...runtime.trained import Trained
+from ...runtime.updating import Updater
 from ...schedule import Kind
 from ...transport.mail import FORWARD, Micro
 from .statistics import LocalStatistics, time_by_part
@@ -159,6 +160,9 @@ class HeadStation(GreedyStation):
         self.head.update(self._batches)
         self._batches = 0
         return ()
+
+    def applied(self, kind: Kind) -> Sequence[Updater] | None:
+        return [self.head.updater] if kind is UPDATE_HEAD else super().applied(kind)
 
     def trained(self) -> dict[str, Trained]:
         return {"head": self.head}

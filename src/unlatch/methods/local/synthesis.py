@@ -9,7 +9,13 @@ from torch import Tensor
 
 from ...runtime.trained import Trained
 
-__all__ = ["Synthesis"]
+__all__ = ["SYNTHESISERS_APART", "Synthesis"]
+
+#: Why methods with synthesisers train no replicas.
+SYNTHESISERS_APART = (
+    "its synthesisers learn from every gradient as it comes, with no point between gradient and update at which "
+    "replicas could sum"
+)
 
 
 class Synthesis:
