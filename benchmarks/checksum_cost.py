@@ -44,7 +44,7 @@ def seconds(checksum: Callable[[torch.Tensor], int], block: torch.Tensor, steps:
 
 def travel(size: int, repeats: int) -> list[float]:
     """CPU seconds that each end of a link takes for one message, round by round; on a rank."""
-    courier = Courier()
+    courier = Courier("gloo")
     return [courier.cost(size)[0] for _ in range(repeats)]
 
 

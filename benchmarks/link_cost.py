@@ -8,31 +8,33 @@ import time
 import torch
 import torch.distributed as dist
 
-from unlatch.errors import PeerLost
 from unlatch.schedule.channel import Channel
-from unlatch.transport.link import Link
+from unlatch.transport.link import Carrier, Link
+from unlatch.transport.local_link import LocalLink, Neighbours, call_on_neighbours
 from unlatch.transport.mail import BACKWARD, Mail, Message
+from unlatch.transport.world import current_world
 
 _COUNT = 8
 
 
-class _Peer:
-    """Says why the other rank is gone, without asking anybody."""
-
-    def loss(self, peer: int, error: Exception | None = None) -> PeerLost:
-        return PeerLost(f"the connection to rank {peer} broke: {error}")
-
-    def departure(self, peer: int) -> PeerLost:
-        return PeerLost(f"rank {peer} has left")
-
-
 class Courier:
-    """A connection between two ranks for nothing but measuring; to be made on both at the same time."""
+    """A connection between two ranks for nothing but measuring; to be made on both at the same time.
 
-    def __init__(self) -> None:
-        self._rank = dist.get_rank()
+    **Arguments:** `transport`: as for `unlatch.parallelize`.
+    """
+
+    def __init__(self, transport: str = "auto") -> None:
+        world = current_world()
+        assert world.health is not None
+        assert world.group is not None
+        self._rank, peer = world.rank, 1 - world.rank
         self._mail = Mail(range(self._rank, self._rank + 1))
-        self._link = Link(1 - self._rank, dist.new_group(backend="gloo"), self._mail, _Peer())
+        channels = call_on_neighbours(world, world.health, [peer], alone=transport == "gloo")
+        self._link: Carrier
+        if channels:
+            self._link = LocalLink(peer, channels[peer], Neighbours(self._mail), self._mail, world.health)
+        else:
+            self._link = Link(peer, world.group, self._mail, world.health)
 
     def cost(self, size: int) -> tuple[float, float]:
         """Send messages of `size` bytes to and fro.
