@@ -29,7 +29,7 @@ def test_ranks_are_children_of_the_launcher_with_its_environment_of_now(monkeypa
     with unlatch.Ranks(3) as ranks:
         found = ranks.run(nursery_jobs.origin)
         assert found == [(os.getpid(), f"unlatch-rank-{rank}", "set just before") for rank in range(3)]
-        assert len({numpys for numpys, _ in ranks.run(nursery_jobs.drawn)}) == 3
+        assert [len(set(numbers)) for numbers in zip(*ranks.run(nursery_jobs.drawn), strict=True)] == [3, 3, 3]
         # Each has its own line to the launcher: one that held another's would hide its end.
         assert len(set(ranks.run(nursery_jobs.open_lines))) == 1
         # Nobody else who is orphaned comes here.
