@@ -108,9 +108,10 @@ class Nursery:
         with starting_interpreters():
             preparation = spawn.get_preparation_data("")
         arguments = (theirs, told, list(places), preparation)
-        self._interpreter = context.Process(target=_tend, args=arguments, name="unlatch-nursery", daemon=False)
+        interpreter = context.Process(target=_tend, args=arguments, name="unlatch-nursery", daemon=False)
         with starting_interpreters(main=False):
-            _start(self._interpreter)
+            _start(interpreter)
+        self._interpreter = interpreter
         for end in (*theirs, told):
             end.close()
         self._births = births
