@@ -14,9 +14,9 @@ simulator: the method's own schedule in virtual time. The first stage has no inp
 weights instead. "of ideal" is the simulator's time over the measured one.
 
 `--steps` counts micro-batches; synchronous methods, whose batches have 2 K of them, do as many whole batches as that
-takes, at least 3. In every round fresh ranks are started, which is timed from the call until each has run a function,
-and every method is built, warmed up until its pipeline is full, measured while all ranks are at work, and closed.
-`--quick` is one round on 8 ranks with fewer micro-batches.
+takes, at least 3. In every round fresh ranks are started, which is timed from the call until all have built a run and
+trained their first batch; and every method is built, warmed up until its pipeline is full, measured while all ranks are
+at work, and closed. `--quick` is one round on 8 ranks with fewer micro-batches.
 """
 
 from __future__ import annotations
@@ -168,14 +168,26 @@ def train(name: str, steps: int) -> Measured:
     return Measured(ends, warm, cpu)
 
 
-def present() -> int:
-    """The least a rank can do."""
-    return dist.get_rank()
+def first_batch() -> None:
+    """What comes before training is under way, without sleep."""
+    stages = dist.get_world_size()
+    logging.getLogger("unlatch").setLevel(logging.ERROR)
+    torch.manual_seed(0)
+    with unlatch.parallelize(
+        nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(stages)]),
+        method_of("pipedream", stages),
+        stages=stages,
+        loss_fn=mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=1e-4),
+        split=splits(stages),
+    ) as run:
+        run.step(torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, WIDTH))
+        run.flush()
 
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds until all ranks have run a function, and CPU seconds of them and of those that helped to start them."""
+    """Seconds until all ranks have trained a batch, and CPU seconds of them and of those that helped to start them."""
 
     seconds: float
     cpu: float
@@ -184,7 +196,7 @@ class Start:
 def start(ranks: int) -> tuple[unlatch.Ranks, Start]:
     begun, before = time.perf_counter(), _ended_cpu()
     team = unlatch.Ranks(ranks)
-    team.run(present)
+    team.run(first_batch)
     seconds = time.perf_counter() - begun
     cpu = sum(_cpu(process) for process in psutil.Process().children(recursive=True))
     return team, Start(seconds, cpu + _ended_cpu() - before)

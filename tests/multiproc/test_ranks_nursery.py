@@ -14,6 +14,7 @@ import nursery_jobs
 import unlatch
 from scripts import run_script, wait_until
 from unlatch.errors import PeerLost
+from unlatch.transport import nursery
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux only")
 
@@ -29,7 +30,7 @@ def test_ranks_are_children_of_the_launcher_with_its_environment_of_now(monkeypa
     with unlatch.Ranks(3) as ranks:
         found = ranks.run(nursery_jobs.origin)
         assert found == [(os.getpid(), f"unlatch-rank-{rank}", "set just before") for rank in range(3)]
-        assert len({numpys for numpys, _ in ranks.run(nursery_jobs.drawn)}) == 3
+        assert [len(set(numbers)) for numbers in zip(*ranks.run(nursery_jobs.drawn), strict=True)] == [3, 3, 3]
         # Each has its own line to the launcher: one that held another's would hide its end.
         assert len(set(ranks.run(nursery_jobs.open_lines))) == 1
         # Nobody else who is orphaned comes here.
@@ -49,9 +50,9 @@ def test_nothing_is_left_of_a_start_that_is_called_off():
 
 def test_a_nursery_that_is_killed_is_a_loss_of_ranks():
     ranks = unlatch.Ranks(2)
-    nursery = ranks._nursery._interpreter
-    assert nursery is not None
-    os.kill(nursery.pid, signal.SIGKILL)
+    interpreter = ranks._nursery._interpreter
+    assert interpreter is not None
+    os.kill(interpreter.pid, signal.SIGKILL)
     with pytest.raises(PeerLost, match=r"was killed by signal 9 \(SIGKILL\)"):
         ranks.run(os.getpid)
     assert not adopts_orphans()
@@ -84,3 +85,13 @@ def test_every_rank_has_the_main_module_for_itself(tmp_path):
     )
     done = run_script(tmp_path, script)
     assert done.stdout.strip() == "[True, True]", done.stderr
+
+
+def test_where_nobody_can_be_adopted_every_rank_is_an_interpreter_of_its_own(monkeypatch):
+    monkeypatch.setattr(nursery._adopting, "begin", lambda: False)
+    with unlatch.Ranks(2) as ranks:
+        assert ranks._nursery._interpreter is None
+        assert [found[:2] for found in ranks.run(nursery_jobs.origin)] == [
+            (os.getpid(), f"unlatch-rank-{rank}") for rank in range(2)
+        ]
+    assert not adopts_orphans()

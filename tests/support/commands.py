@@ -58,7 +58,7 @@ class Command:
     def ranks(self) -> list[int]:
         """The processes that it has started to train, in order."""
         children = psutil.Process(self.process.pid).children()
-        return [child.pid for child in children if any("spawn_main" in part for part in child.cmdline())]
+        return [child.pid for child in children if any("spawn_main" in part for part in _command_line(child))]
 
     def send(self, number: int, target: str) -> None:
         if target == "group":
@@ -101,3 +101,11 @@ def same_weights(one: str | Path, other: str | Path) -> bool:
     """Whether two runs have ended with the same weights, bit for bit."""
     found, expected = (load_file(latest(run) / "model.safetensors") for run in (one, other))
     return found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    """Empty once it has ended, as the one that started the others has."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

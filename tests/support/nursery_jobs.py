@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
+import random
 
 import numpy as np
 import psutil
+import torch
 
 
 def origin() -> tuple[int, str, str]:
@@ -15,17 +16,11 @@ def origin() -> tuple[int, str, str]:
     return os.getppid(), multiprocessing.current_process().name, os.environ.get("UNLATCH_TEST_SETTING", "")
 
 
-def drawn() -> tuple[int, int]:
-    """Numbers that nobody has seeded: of numpy, and of the system."""
-    return int(np.random.randint(2**31)), int.from_bytes(os.urandom(4), "little")
+def drawn() -> tuple[float, int, int]:
+    """Numbers of generators that nobody has seeded."""
+    return random.random(), int(np.random.randint(2**31)), int(torch.randint(2**31, ()))
 
 
 def open_lines() -> int:
     """Connections of this process to others that are no network connections: to the launcher, and what that has."""
     return len(psutil.Process().net_connections(kind="unix"))
-
-
-def main_module() -> tuple[str, bool]:
-    """The main module as this process has it, and whether the library was there before it."""
-    main = sys.modules["__main__"]
-    return main.__name__, main is sys.modules.get("__mp_main__")

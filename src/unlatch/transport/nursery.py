@@ -6,8 +6,9 @@
        '----adopts---> ranks: from here on children of the launcher, as if it had started each of them
 
 Imports are nearly all of the CPU time that it takes to start a rank. The nursery has imported and done nothing else
-when it forks: it has no thread, lock or connection of its own that a fork could break, it has the environment that the
-launcher has now, and it lives for this one start. Since ranks are the launcher's own children then, exit codes,
+when it forks: it has no thread, lock, connection or accelerator of its own that a fork could break (so nothing in this
+library may touch an accelerator when it is imported), it has the environment that the launcher has now, and it lives
+for this one start. Since ranks are the launcher's own children then, exit codes,
 signals, ending with the parent and memory accounts are what they are for any child.
 
 Linux hands orphans to the nearest ancestor that has asked for them (`PR_SET_CHILD_SUBREAPER`), which the launcher does
@@ -34,6 +35,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from .parcel import starting_interpreters
 from .rank import Place, killed_by_the_kernel, serve
@@ -106,9 +108,10 @@ class Nursery:
         with starting_interpreters():
             preparation = spawn.get_preparation_data("")
         arguments = (theirs, told, list(places), preparation)
-        self._interpreter = context.Process(target=_tend, args=arguments, name="unlatch-nursery", daemon=False)
+        interpreter = context.Process(target=_tend, args=arguments, name="unlatch-nursery", daemon=False)
         with starting_interpreters(main=False):
-            _start(self._interpreter)
+            _start(interpreter)
+        self._interpreter = interpreter
         for end in (*theirs, told):
             end.close()
         self._births = births
@@ -264,6 +267,8 @@ def _tend(lines: list[Connection], births: Connection, places: list[Place], prep
         os._exit(1)
     for name in _NEEDED:
         import_module(name)
+    # Torch imports as much again when the first optimizer is made.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     nursery = os.getpid()
     for number, place in enumerate(places):
         with warnings.catch_warnings():
@@ -287,8 +292,9 @@ def _begin(
         line, *others = lines
         for other in others:
             other.close()
-        # Or all would draw the same numbers. Python's own generator sees to that itself, torch's is the same anyhow.
+        # Or all would draw the same numbers. Python's own generator sees to that itself.
         np.random.seed()
+        torch.default_generator.seed()
         _take_over_main_module({**preparation, "name": _name(place)})
         while os.getppid() == nursery:
             time.sleep(_LOOK)
