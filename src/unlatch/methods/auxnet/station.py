@@ -19,7 +19,7 @@ from ...nn.tree import flatten, map_tensors
 from ...rules.losses import measured
 from ...runtime.passes import autocast
 from ...runtime.stage import Stage
-from ...runtime.station import Operation, Rounds, Station
+from ...runtime.station import Operation, Roundable, Station
 from ...runtime.trained import Trained
 from ...schedule import Kind
 from ...transport.mail import BACKWARD, FORWARD, Micro
@@ -125,7 +125,7 @@ class BorderStation(Station):
             LOSS_DOWN: self.hand_loss_down,
         }
 
-    def rounds(self, name: str) -> Rounds:
+    def roundable(self, name: str) -> Roundable:
         return "all" if name in _STATES else "nothing"
 
     # ------------------------------------------------------------------------ data

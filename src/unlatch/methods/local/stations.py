@@ -16,7 +16,7 @@ from ...rules.gradients import Gradients
 from ...rules.losses import measured
 from ...runtime.passes import autocast
 from ...runtime.stage import Stage
-from ...runtime.station import Operation, Rounds, Station
+from ...runtime.station import Operation, Roundable, Station
 from ...runtime.trained import Trained
 from ...schedule import Kind
 from ...transport.mail import FORWARD, Micro
@@ -61,7 +61,7 @@ class GreedyStation(Station):
             LOSS_DOWN: self.hand_loss_down,
         }
 
-    def rounds(self, name: str) -> Rounds:
+    def roundable(self, name: str) -> Roundable:
         if name == ADJOINT:
             return "all"
         return "first" if name == FORWARD else "nothing"
