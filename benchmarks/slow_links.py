@@ -210,7 +210,7 @@ def _bare(net: Network, link: float | None) -> Row:
     seconds = net.all("link", count=3 if link is not None and link < 100 else 10)[0]
     small, large = seconds[str(SMALL)], seconds[str(LARGE)]
     # On a link without a limit the noise of a moment may hide the difference.
-    bandwidth = (LARGE - SMALL) / max(large - small, 1e-6)
+    bandwidth = (LARGE - SMALL) / (large - small) if large > small else LARGE / large
     return {"bandwidth": bandwidth, "latency": max(0.0, small - SMALL / bandwidth)}
 
 
@@ -218,11 +218,13 @@ def _system(net: Network, plan: Plan, done: Measured, key: Mapping[str, Any]) ->
     """One system on one link; fewer steps where a step takes long."""
     ours, link = SYSTEMS[key["system"]], key["link"]
     free = done.find(**{**key, "link": None})
-    steps, warm = plan.steps, WARM if ours is not None else 1
+    depth = ours.depth(plan.hosts) if ours is not None else 0
+    # Ranks of a pipeline are apart by what is under way: fewer steps leave no time in which all of them are at work.
+    least, warm = (2, 1) if ours is None else (depth + 3, max(WARM, depth + 2))
+    steps = max(least, plan.steps)
     if free is not None and link is not None:
         expected = max(free["seconds"], max(free["sent"]) / (link * 1e6 / 8))
-        # Ranks of a pipeline are apart by a step: fewer leave no time in which all of them are at work.
-        steps = max(2 if ours is None else 3, min(steps, int(BUDGET / expected) - warm))
+        steps = max(least, min(steps, int(BUDGET / expected) - warm))
     found = net.all("measure", system=key["system"], steps=warm + steps)
     seconds = steady_seconds([rank["ends"] for rank in found], warm)
     sent = [rank["sent"] for rank in found]

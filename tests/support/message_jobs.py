@@ -15,7 +15,7 @@ from rank_jobs import train_conv
 from resume_jobs import SAVED_AT, Outcome, ended, feed
 
 #: One case for each kind of order, station and message.
-CASES = ("1f1b", "pipedream", "dtrp", "dni", "layerpipe", "auxnet", "auxnet replay")
+CASES = ("1f1b", "pipedream", "dtrp", "layerpipe", "auxnet", "auxnet replay")
 #: What stands for each family of stations on images, with short batches and, for most, micro-batches.
 ON_IMAGES = ("1f1b", "zb-h1", "pipedream", "dtrp", "dgl", "dni", "petra")
 

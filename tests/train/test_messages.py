@@ -198,8 +198,7 @@ def _weights(run: unlatch.Run) -> list[torch.Tensor]:
     return list(run.module().state_dict().values())
 
 
-@pytest.mark.parametrize("messages", FORMATS)
-@pytest.mark.parametrize("method", ["1f1b", "pipedream"])
+@pytest.mark.parametrize(("method", "messages"), [("1f1b", "int8"), ("pipedream", "int8"), ("pipedream", "bf16")])
 def test_digits_are_learned(method, messages):
     torch.manual_seed(0)
     train, test = unlatch.data.load("digits")
@@ -214,7 +213,7 @@ def test_digits_are_learned(method, messages):
         optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
         messages=messages,
     )
-    for _ in range(6):
+    for _ in range(4):
         for part in torch.randperm(len(x)).split(64):
             run.step(x[part], y[part])
     run.flush()

@@ -3,9 +3,9 @@
 A message is rounded because of where the plan puts its sender and receiver, not because of which processes they are in.
 So one process with all stations computes, bit for bit, what many processes compute.
 
-Only states and their gradients are rounded: what a station says of its messages (`Station.rounds`). Beside them stay as
-they are: targets, integers, tensors with a single number, and tensors with the shape of a weight that stages share,
-which is most likely that weight, or its gradient.
+Only states and their gradients are rounded, as far as a station says so of its messages (`Station.roundable`). What is
+beside them stays as it is: targets, integers, tensors with a single number, and tensors with the shape of a weight that
+stages share, which is most likely that weight, or its gradient.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..nn.tree import Tree, flatten, unflatten
 from ..schedule import OUTSIDE, Entry
 from ..transport.mail import Micro
 from ..transport.rounding import Format, Residue, in_bf16, in_int8, restored
-from .station import Operation, Rounds, Station
+from .station import Operation, Roundable, Station
 
 __all__ = ["Compression"]
 
 
 class Compression:
-    """Rounds the messages of one process, and keeps what rounding took.
+    """Roundable the messages of one process, and keeps what rounding took.
 
     **Arguments:**
 
@@ -57,11 +57,11 @@ class Compression:
         return operation
 
     def _edge(self, station: Station, name: str, receiver: int) -> _Edge | None:
-        rounds = station.rounds(name)
-        if rounds == "nothing" or not self._apart(station.number, receiver):
+        part = station.roundable(name)
+        if part == "nothing" or not self._apart(station.number, receiver):
             return None
         # Entries that exclude each other may give the same message.
-        made = _Edge(self.messages, rounds, self._exact_shapes)
+        made = _Edge(self.messages, part, self._exact_shapes)
         return self._edges.setdefault((station.number, name, receiver), made)
 
     def _apart(self, one: int, other: int) -> bool:
@@ -90,13 +90,13 @@ class Compression:
 class _Edge:
     """All messages of one name from one station to another."""
 
-    def __init__(self, messages: Format, rounds: Rounds, exact_shapes: frozenset[tuple[int, ...]]) -> None:
-        self._bf16, self._rounds, self._exact_shapes = messages == "bf16", rounds, exact_shapes
+    def __init__(self, messages: Format, part: Roundable, exact_shapes: frozenset[tuple[int, ...]]) -> None:
+        self._bf16, self._part, self._exact_shapes = messages == "bf16", part, exact_shapes
         #: One for each tensor of a message, as far as any were rounded.
         self.residues: list[Residue] = []
 
     def rounded(self, payload: Tree) -> Tree:
-        if self._rounds == "first":
+        if self._part == "first":
             first, *others = payload
             return (self._tree(first), *others)
         return self._tree(payload)

@@ -14,13 +14,13 @@ from .stage import Returned, Stage
 from .trained import Trained
 from .updating import Updater
 
-__all__ = ["ChainStation", "Operation", "Rounds", "Station"]
+__all__ = ["ChainStation", "Operation", "Roundable", "Station"]
 
 #: Takes the micro-batch and what the entry takes; returns what the entry gives. Both in the order of the ports.
 Operation: TypeAlias = Callable[..., Sequence[Any]]
 
 #: What of a message may be rounded for a slow link: nothing, all of it, or the first of several parts.
-Rounds: TypeAlias = Literal["nothing", "all", "first"]
+Roundable: TypeAlias = Literal["nothing", "all", "first"]
 
 
 class Station:
@@ -112,7 +112,7 @@ class Station:
         for trained in self.trained().values():
             trained.updater.check_gradients()
 
-    def rounds(self, name: str) -> Rounds:
+    def roundable(self, name: str) -> Roundable:
         """What of its messages of this name may be rounded for a slow link: states and their gradients may."""
         return "nothing"
 
@@ -183,7 +183,7 @@ class ChainStation(Station):
             TELL_NORM: self.tell_norm,
         }
 
-    def rounds(self, name: str) -> Rounds:
+    def roundable(self, name: str) -> Roundable:
         # A stage that computes its input back from its output needs that output as it was.
         return "first" if name == BACKWARD or (name == FORWARD and not self.stage.reverses) else "nothing"
 

@@ -17,7 +17,7 @@ from ...nn.statistics import frozen_statistics
 from ...nn.tree import flatten, map_tensors
 from ...rules.losses import measured
 from ...runtime.stage import Stage
-from ...runtime.station import Operation, Rounds, Station
+from ...runtime.station import Operation, Roundable, Station
 from ...runtime.trained import Trained
 from ...runtime.updating import Updater
 from ...schedule import Kind
@@ -124,7 +124,7 @@ class BorderStation(Station):
             LOSS_DOWN: self.hand_loss_down,
         }
 
-    def rounds(self, name: str) -> Rounds:
+    def roundable(self, name: str) -> Roundable:
         return "all" if name in _STATES else "nothing"
 
     # ------------------------------------------------------------------------ data

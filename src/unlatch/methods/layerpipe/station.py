@@ -14,7 +14,7 @@ from ...nn.linear_map import LinearMap
 from ...nn.tree import Tree, leaves, map_tensors, tree_bytes
 from ...plan.dataflow import Place, rows
 from ...runtime.stage import Gradients
-from ...runtime.station import Operation, Rounds, Station
+from ...runtime.station import Operation, Roundable, Station
 from ...schedule import Kind
 from ...transport.mail import Micro
 from .entries import Job, TaskLayout
@@ -92,7 +92,7 @@ class TaskStation(Station):
     def operations(self) -> Mapping[Kind, Operation]:
         return {job.entry.kind: partial(self._perform, job) for job in self._jobs}
 
-    def rounds(self, name: str) -> Rounds:
+    def roundable(self, name: str) -> Roundable:
         # Weights on their way out, and their gradients on the way home, stay exact.
         if name.startswith("input/"):
             return "first"

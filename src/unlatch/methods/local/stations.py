@@ -14,7 +14,7 @@ from ...nn.tree import unflatten
 from ...rules.gradients import Gradients
 from ...rules.losses import measured
 from ...runtime.stage import Stage
-from ...runtime.station import Operation, Rounds, Station
+from ...runtime.station import Operation, Roundable, Station
 from ...runtime.trained import Trained
 from ...runtime.updating import Updater
 from ...schedule import Kind
@@ -60,7 +60,7 @@ class GreedyStation(Station):
             LOSS_DOWN: self.hand_loss_down,
         }
 
-    def rounds(self, name: str) -> Rounds:
+    def roundable(self, name: str) -> Roundable:
         if name == ADJOINT:
             return "all"
         return "first" if name == FORWARD else "nothing"
