@@ -68,7 +68,7 @@ def runs(draw: st.DrawFn, numbers: st.SearchStrategy[Any]) -> tuple[Schedule, di
     per_update = draw(st.integers(1, 3))
     options = {
         "workload": Workload(times, {"forward": draw(whole), "backward": draw(whole)}, 3),
-        "machine": Machine(channel),
+        "machine": Machine(channel, action=draw(st.integers(0, 2)), update=draw(st.integers(0, 3))),
         "batches": per_update * draw(st.integers(1, 25)),
         "microbatches": draw(st.integers(1, 7)),
         "per_update": per_update,

@@ -224,6 +224,8 @@ class _Trial:
         count = self.batches or _enough(costed.schedule.flushes, stages, method.per_update) * method.accumulate
         if machine.speeds is not None:
             machine = replace(machine, speeds=tuple(machine.speeds[:stages]))
+        if not isinstance(machine.update, int | float):
+            machine = replace(machine, update=tuple(machine.update[:stages]))
         return self._run(method, costed, count, machine, starts=tuple(starts))
 
     def _costed(self, method: Method, starts: Sequence[int]) -> Costed:

@@ -270,7 +270,9 @@ class _Costs:
         cls, job: _Job, workload: Workload, machine: Machine, levels: tuple[int, list[int]]
     ) -> _Costs | None:
         """`None` where whole numbers of 64 bits do not hold the times finely enough."""
-        times = [machine.time(workload.time(entry), job.devices[entry.station]) for entry in job.entries]
+        times = [
+            machine.time(workload.time(entry), job.devices[entry.station], entry.kind.cost) for entry in job.entries
+        ]
         wires: dict[tuple[int, int], int] = {}
         links: dict[Route, tuple[int, float, float, bool]] = {}
         for entry in job.entries:
