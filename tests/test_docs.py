@@ -112,9 +112,10 @@ def test_commands_parse(page: Path) -> None:
             starts = [n for n, word in enumerate(words) if word == "unlatch" and (n == 0 or words[n - 1] == "-m")]
             if starts:
                 arguments = words[starts[0] + 1 :]
-                command = commands.get_command(None, arguments[0])  # type: ignore[attr-defined,arg-type]
+                root = commands.make_context("unlatch", ["--help"], resilient_parsing=True)
+                name, command, rest = commands.resolve_command(root, arguments)  # type: ignore[attr-defined]
                 assert command is not None, f"{fence.place}: no command {arguments[0]}"
-                command.make_context(arguments[0], arguments[1:])
+                command.make_context(name, rest)
             for file in re.findall(r"\b(?:examples|benchmarks|docs)/\w+\.py\b", line):
                 assert (ROOT / file).is_file(), f"{fence.place}: {file}"
 

@@ -182,6 +182,16 @@ def test_speeds_divide_times() -> None:
     assert slow.steady_utilisation == pytest.approx(0.75)
 
 
+def test_actions_and_updates_cost_time() -> None:
+    """F, B and U at 3 + 3 x 0.5, and 2 for the update of the second device, which sets the pace."""
+    run = simulate_schedule(one_f_one_b_async(2), batches=20, machine=Machine(action=0.5, update=(0, 2)))
+    assert run.interval == 6.5
+    assert run.busy == [20 * 4.5, 20 * 6.5]
+    # Four micro-batches share an update, but not what every action costs.
+    parts = simulate_schedule(OneFOneB(1), batches=8, microbatches=4, machine=Machine(action=0.5, update=2))
+    assert parts.interval * 4 == 4 * (1 + 2 + 2 * 0.5) + 2 + 0.5
+
+
 def test_messages_that_hold_up_both_ends() -> None:
     """Each of two stages works 3, and every micro-batch crosses the border twice at 1 each: 3 + 2 per micro-batch."""
     machine = Machine(Channel(bandwidth=1, overlapped=False))
@@ -248,6 +258,8 @@ def test_a_run_that_cannot_go_on_names_who_waits() -> None:
         ({"speeds": (1, 0)}, "above 0"),
         ({"speeds": (1, 1, 1)}, "speeds of 2 devices, got 3"),
         ({"jitter": -1}, "jitter"),
+        ({"action": -1}, "at least 0"),
+        ({"update": (1, 1, 1)}, "update on 2 devices, got 3"),
         ({"channel": [Channel()] * 3}, "1 borders, got 3"),
     ],
 )

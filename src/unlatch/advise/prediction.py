@@ -25,6 +25,8 @@ __all__ = ["MethodRun", "simulate_method"]
 #: Fewer stages than there are devices are taken only if more are slower than this.
 _AS_FAST = 1.001
 _MOST_ACTIONS = 60_000_000
+#: So many times as many where the simulator need not list them.
+_IN_BULK = 100
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,8 @@ class _Trial:
         count = self.batches or _enough(costed.schedule.flushes, stages, method.per_update) * method.accumulate
         if machine.speeds is not None:
             machine = replace(machine, speeds=tuple(machine.speeds[:stages]))
+        if not isinstance(machine.update, int | float):
+            machine = replace(machine, update=tuple(machine.update[:stages]))
         return self._run(method, costed, count, machine, starts=tuple(starts))
 
     def _costed(self, method: Method, starts: Sequence[int]) -> Costed:
@@ -239,7 +243,8 @@ class _Trial:
         starts: tuple[int, ...] = (),
         plan: PlannedTasks | None = None,
     ) -> MethodRun:
-        _check_size(len(costed.schedule.entries), batches * method.per_batch)
+        in_bulk = costed.in_bulk(batches, method.accumulate, machine)
+        _check_size(len(costed.schedule.entries), batches * method.per_batch, in_bulk)
         simulation = costed.simulate(batches, method.per_batch, method.accumulate, machine)
         return MethodRun(method, tuple(self.chain), self.devices, costed, simulation, starts, plan)
 
@@ -281,8 +286,8 @@ def _stage_counts(most: int) -> list[int]:
     return sorted({*range(1, min(most, 8) + 1), *(step for step in steps if step < most), most}, reverse=True)
 
 
-def _check_size(actions: int, times: int) -> None:
-    if actions * times > _MOST_ACTIONS:
+def _check_size(actions: int, times: int, in_bulk: bool) -> None:
+    if actions * times > _MOST_ACTIONS * (_IN_BULK if in_bulk else 1):
         raise PlanError(
             f"{times:,} micro-batches of {actions:,} actions each are more than {_MOST_ACTIONS:,} actions, which no "
             "memory holds: simulate fewer batches (--batches) or fewer devices"

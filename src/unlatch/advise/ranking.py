@@ -216,7 +216,7 @@ def _why(run: MethodRun, risk: str, late: float, too_large: str | None) -> str:
     elif run.plan is not None:
         reasons.append(f"tasks placed one by one, {run.utilisation:.0%} busy")
     else:
-        busy = run.simulation.timeline.busy
+        busy = run.simulation.busy
         reasons.append(f"never empties; stage {busy.index(max(busy))} of {len(busy)} sets the pace")
     if method.recomputes and run.stages > 1:
         reversible = "stages recompute; keeps nothing if they are reversible"

@@ -136,7 +136,7 @@ class _Run:
                     numbers[id(action.entry)] = len(self.entries)
                     self.entries.append(action.entry)
         self.tasks = [[numbers[id(action.entry)] for action in stream] for stream in streams]
-        self.times = [machine.time(workload.time(e), self.devices[e.station]) for e in self.entries]
+        self.times = [machine.time(workload.time(e), self.devices[e.station], e.kind.cost) for e in self.entries]
         self.factors = machine.jitter_factors([len(stream) for stream in streams])
         self._connect(machine)
         self.free: list[float] = [0] * len(streams)

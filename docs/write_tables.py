@@ -1,0 +1,147 @@
+"""Writes the tables of README.md and docs/ from the result files of `benchmarks/`, between markers.
+
+    python docs/write_tables.py [--check]
+
+A page says `<!-- table: speed -->`, and what follows up to `<!-- end of table -->` is this script's. With `--check`
+nothing is written, and the exit code is 1 if a page and its results disagree; `tests/test_tables.py` asks the same.
+A benchmark that has not been run yet leaves a line that says how to run it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+MARKED = re.compile(r"<!-- table: ([\w-]+) -->\n(.*?)<!-- end of table -->", re.S)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """Markdown; the first `words` columns are flush left.
+
+    >>> print(table(["a", "b"], [["x", "1"]]))
+    | a | b |
+    |---|---:|
+    | x | 1 |
+    """
+    rule = "".join("|---" if n < words else "|---:" for n in range(len(heads)))
+    lines = ["| " + " | ".join(heads) + " |", rule + "|", *("| " + " | ".join(row) + " |" for row in rows)]
+    return "\n".join(lines)
+
+
+def ratio_rows(found: dict[str, Any]) -> list[list[str]]:
+    """Name, median and range of every ratio, the largest first."""
+    ordered = sorted(found["ratio"].items(), key=lambda item: -item[1]["median"])
+    return [
+        [name, f"{r['median']:.2f}", f"{r['min']:.2f} to {r['max']:.2f}", str(r["repeats"])] for name, r in ordered
+    ]
+
+
+def speed(found: dict[str, Any]) -> str:
+    return table(["2 ranks, one thread each", "ratio to one process", "range", "rounds"], ratio_rows(found))
+
+
+def accuracy(found: dict[str, Any]) -> str:
+    rows = [
+        [row["method"], str(row["stages"]), f"{row['mean']:.2f} %", f"{row['difference']:+.2f}", str(row["seeds"])]
+        for row in found["rows"]
+    ]
+    return table(["method", "stages", "test accuracy", "points to bp", "seeds"], rows)
+
+
+def growth(found: dict[str, Any]) -> str:
+    blocks = sorted({row["blocks"] for row in found["rows"]})
+    methods = list(dict.fromkeys(row["method"] for row in found["rows"]))
+    size = {(row["method"], row["blocks"]): row["activations"] for row in found["rows"]}
+    heads = ["activations at the fuller rank, MB", *(f"{count} blocks" for count in blocks), "growth"]
+    rows = [
+        [name, *(f"{size[name, count] / 1e6:.1f}" for count in blocks), f"{found['growth'][name]:.2f}"]
+        for name in methods
+    ]
+    return table(heads, rows)
+
+
+def memory(found: dict[str, Any]) -> str:
+    keys = [(row["depth"], row["stages"]) for row in found["rows"]]
+    heads = ["fullest stage, MB (predicted over measured)", *(f"{d} layers, K={k}" for d, k in dict.fromkeys(keys))]
+    cells: dict[str, dict[tuple[int, int], str]] = {}
+    for row, key in zip(found["rows"], keys, strict=True):
+        ratio = "" if row["ratio"] is None else f" ({row['ratio']:.2f})"
+        cells.setdefault(row["method"], {})[key] = f"{max(row['measured']) / 1e6:.1f}{ratio}"
+    rows = [[name, *(mine.get(key, "-") for key in dict.fromkeys(keys))] for name, mine in cells.items()]
+    return table(heads, rows)
+
+
+def largest(found: dict[str, Any]) -> str:
+    rows = [[row["system"], str(row["blocks"]), row["note"]] for row in found["largest"]]
+    limit = found["limit_bytes"] / 1e6
+    return table([f"trains within {limit:.0f} MB per rank", "blocks", ""], rows)
+
+
+def prediction(found: dict[str, Any]) -> str:
+    rows = [
+        [name, f"{r['median']:.2f}", f"{r['min']:.2f} to {r['max']:.2f}", str(r["repeats"])]
+        for name, r in ((name, row["ratio"]) for name, row in found["rows"].items())
+    ]
+    return table(["method", "predicted over measured", "range", "rounds"], rows)
+
+
+def simulator(found: dict[str, Any]) -> str:
+    rows = [[name, f"{case['actions']:,}", f"{case['seconds']:.1f} s"] for name, case in found["cases"].items()]
+    return table(["case", "actions", "time"], rows)
+
+
+#: Name of a table: the result file, and what makes the table of it.
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "speed": ("pipeline_speed", speed),
+    "speed-gpt": ("pipeline_speed_gpt", speed),
+    "speed-revnet": ("pipeline_speed_revnet20", speed),
+    "accuracy-digits": ("accuracy_digits", accuracy),
+    "accuracy-cifar": ("accuracy_cifar", accuracy),
+    "memory-petra": ("petra_memory", growth),
+    "memory": ("memory_depth", memory),
+    "largest-model": ("memory_depth", largest),
+    "prediction": ("simulated_vs_measured", prediction),
+    "simulator": ("simulate_speed", simulator),
+}
+
+
+def made(name: str, results: Path = RESULTS) -> str:
+    """A table, with the command that its numbers come from."""
+    if name not in TABLES:
+        raise SystemExit(f"there is no table {name!r}; known: {', '.join(TABLES)}")
+    file, make = TABLES[name]
+    path = results / f"{file}.json"
+    if not path.is_file():
+        return f"*Not measured yet: there is no result file `{file}.json`.*"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return f"{make(found)}\n\nFrom `{found['command']}`."
+
+
+def rewritten(text: str, results: Path = RESULTS) -> str:
+    """A page with all its tables made anew."""
+    return MARKED.sub(lambda m: f"<!-- table: {m[1]} -->\n{made(m[1], results)}\n<!-- end of table -->", text)
+
+
+def main() -> None:
+    check, stale = "--check" in sys.argv[1:], []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = rewritten(text)
+        if new != text:
+            stale.append(page)
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    for page in stale:
+        print(f"{'disagrees with its results' if check else 'written'}: {page.relative_to(ROOT)}")
+    raise SystemExit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()
