@@ -29,7 +29,7 @@ from ..transport.faults import Faults
 from ..transport.rounding import Format, check_format
 from ..transport.world import World, current_world
 from .handshake import shake_hands
-from .replication import ranks_per_replica
+from .replication import check_replication, ranks_per_replica
 from .reversal import check_reversal
 from .rounding_options import rounding_note
 from .run import Run
@@ -164,6 +164,7 @@ def parallelize(
             plan = world.broadcast(found)
             assert plan is not None
         chosen.check_plan(plan, stages)
+        check_replication(plan, replicas)
         chosen = chosen.follow(plan)
         blocks = in_parts(blocks, plan.split or ())
         x = batch[0] if batch is not None else None
@@ -184,7 +185,7 @@ def parallelize(
             nonfinite=nonfinite,
             device=place_here,
         )
-        held_by_rank = place(stages, per_replica, [float(load) for load in plan.loads])
+        held_by_rank = place(stages, per_replica, [float(load) for load in plan.loads[:: plan.replication]])
         blueprint = Blueprint(
             model=model,
             blocks=blocks,
