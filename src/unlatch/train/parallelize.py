@@ -49,7 +49,7 @@ def parallelize(
     split: Literal["auto"] | Sequence[str] = "auto",
     sample: tuple[Tree, Tree] | Mapping[str, Any] | None = None,
     plan: Plan | None = None,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     device: str | torch.device = "auto",
     clip_grad_norm: float | None = None,
     clip_norm_of: Literal["stage", "model"] = "stage",
@@ -83,7 +83,8 @@ def parallelize(
     - `sample`: one batch `(x, y)`, used to measure, to check the chain, and to decide `microbatches="auto"`. Without it
       the chain is checked on the first batch.
     - `plan`: a finished plan instead of `split`.
-    - `precision`: `"bf16"` runs forwards under autocast.
+    - `precision`: `"bf16"` and `"fp16"` run forwards under autocast; the latter with a scaled loss, which chains of
+      stages know.
     - `device`: where stages compute. `"auto"` takes an accelerator if torch finds one and the CPU otherwise; `"cpu"`;
       `"cuda"` or another kind, of which each rank takes its own by `LOCAL_RANK`; or one device, such as `"cuda:1"`.
       The model stays on the CPU: each rank moves copies of its own stages, and `run.module()` brings the weights back.
@@ -196,8 +197,8 @@ def parallelize(
 def _check_arguments(stages: int, precision: str, reduction: str, clip: float | None, nonfinite: str) -> None:
     if not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
-    if precision not in ("fp32", "bf16"):
-        raise ConfigError(f'precision must be "fp32" or "bf16", got {precision!r}')
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise ConfigError(f'precision must be "fp32", "bf16" or "fp16", got {precision!r}')
     if reduction not in ("mean", "sum"):
         raise ConfigError(f'loss_reduction must be "mean" or "sum", got {reduction!r}')
     if clip is not None and clip <= 0:
