@@ -48,6 +48,7 @@ replicas = 2
 epochs = 10
 seed = 7
 precision = "bf16"
+device = "cpu"
 clip_grad_norm = 1
 split = ["body.4", "body.9"]
 plan = "plan.json"
@@ -101,6 +102,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
         "epochs": 10,
         "seed": 7,
         "precision": "bf16",
+        "device": "cpu",
         "loss": "cross_entropy",
         "clip_grad_norm": 1.0,
         "clip_norm_of": "stage",

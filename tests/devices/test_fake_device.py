@@ -27,16 +27,16 @@ def on_cpu(method: str) -> rank_jobs.Outcome:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_inline_equals_the_cpu_bit_for_bit(ranks_with_devices, method):
-    job = (rank_jobs.train_conv, method, 3)
-    for found, counts in ranks_with_devices.run(device_jobs.counted_inline, *job):
-        assert rank_jobs.differences(on_cpu(method), found) == []
-        assert counts["copies to the device"] > 10
-        assert "streams" not in counts, "a single process has nothing to stage"
+    found, counts = ranks_with_devices.run(device_jobs.counted_inline, rank_jobs.train_conv, method, 3)[0]
+    assert rank_jobs.differences(on_cpu(method), found) == []
+    assert counts["copies to the device"] > 10
+    assert "streams" not in counts, "a single process has nothing to stage"
 
 
 @pytest.mark.parametrize("method", FAMILIES)
 def test_ranks_equal_the_cpu_bit_for_bit(ranks_with_devices, method):
-    for rank, (found, counts) in enumerate(ranks_with_devices.run(device_jobs.counted, rank_jobs.train_conv, method, 3)):
+    by_rank = ranks_with_devices.run(device_jobs.counted, rank_jobs.train_conv, method, 3)
+    for rank, (found, counts) in enumerate(by_rank):
         assert rank_jobs.differences(on_cpu(method), found) == [], f"rank {rank}"
         assert counts["streams"] == 2
         assert counts["copies to the device"] > 10
@@ -114,7 +114,7 @@ def test_which_device(ranks_with_devices):
     asked += (("fake:2", 1, 0), ("cuda", 1, 0))
     found = ranks_with_devices.run(device_jobs.devices_asked, *asked)[0]
     assert found[:4] == ["fake:0", "fake:1", "fake:1", "cpu"]
-    assert found[4].startswith("more ranks than devices: this is rank 2 of 4 on this machine (counted from 0), which has 2")
+    assert found[4].startswith("more ranks than devices: this is rank 2 of 4 on this machine (counted from 0)")
     assert "is one device, and 2 ranks run on this machine" in found[5]
     assert "this machine has 2 fake device(s), numbered from 0 to 1" in found[6]
     assert "finds no cuda device on this machine (it has fake)" in found[7]

@@ -33,9 +33,9 @@ def counted(job: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, di
     return on_fake(job, *args, **kwargs), dict(fake_device.counts)
 
 
-def counted_inline(job: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
-    """The same in one process."""
-    return counted(job, *args, distributed=False)
+def counted_inline(job: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]] | None:
+    """The same in one process, on the first rank only."""
+    return counted(job, *args, distributed=False) if int(os.environ["RANK"]) == 0 else None
 
 
 def on_first(job: Callable[..., Any], *args: Any) -> Any:

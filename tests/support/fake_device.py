@@ -36,6 +36,7 @@ counts: Counter[str] = Counter()
 _generator = torch.Generator()
 _local = threading.local()
 _lock = threading.RLock()
+_devices = 1
 _pinned: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
 
@@ -342,12 +343,16 @@ def _made(func: Any) -> Callable[..., Fake]:
     return make
 
 
-def _module(devices: int) -> types.ModuleType:
+def _count() -> int:
+    return _devices
+
+
+def _module() -> types.ModuleType:
     module = types.ModuleType("torch.fake")
     module.__dict__.update(
         is_available=lambda: True,
         is_initialized=lambda: True,
-        device_count=lambda: devices,
+        device_count=_count,
         current_device=lambda: 0,
         set_device=lambda device: None,
         _is_in_bad_fork=lambda: False,
@@ -371,9 +376,11 @@ _libraries: list[torch.library.Library] = []
 
 def install(devices: int = 1) -> None:
     """Make it a device of this process. **Arguments:** `devices`: how many of them there seem to be."""
+    global _devices
+    _devices = devices
     if _libraries:
         return
-    _setup_privateuseone_for_python_backend("fake", backend_module=_module(devices))
+    _setup_privateuseone_for_python_backend("fake", backend_module=_module())
     library = torch.library.Library("aten", "IMPL")
     library.impl("_to_copy", lambda x, **kwargs: _to_copy(current_stream(), x, kwargs), "PrivateUse1")
     library.impl("empty.memory_format", _made(aten.empty.memory_format), "PrivateUse1")
@@ -381,4 +388,5 @@ def install(devices: int = 1) -> None:
     _libraries.append(library)
     Accelerator.pinned = _pinned_like  # type: ignore[method-assign]
     torch.Tensor.is_pinned = lambda t, device=None: _is_pinned(t)  # type: ignore[method-assign, assignment]
-    torch.accelerator.device_count = lambda: devices  # type: ignore[assignment]
+    torch.Tensor.pin_memory = lambda t, device=None: _pinned_like(None, t).copy_(t)  # type: ignore[method-assign]
+    torch.accelerator.device_count = _count  # type: ignore[assignment]

@@ -48,6 +48,7 @@ def command(
     The batches are of your own data. Every line says ok, differs (how much) or not applicable (why). The exit code is 1
     if something differs, or if a fault does not end as it should.
     """
+    from ..nn.device import check_device
     from .checks import findings_about
     from .settings import read_settings
 
@@ -58,6 +59,7 @@ def command(
         return
     given = [*(_BUILT_IN if conf is None else []), *(overrides or [])]
     config, notes = read_settings(conf, given, method=method, data_dir=data_dir, stages=stages, device=device)
+    check_device(config.run.device)
     console = people(as_json)
     for note in notes:
         console.print(f"note: {note}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ..data.loader import Loader
 from ..errors import CheckpointMismatch, ConfigError
 from ..methods import Method, get
 from ..nn.chain import chain
+from ..nn.device import check_device
 from ..nn.tree import Tree
 from ..plan import Plan, read_plan
 from ..train import Run, parallelize
@@ -69,7 +71,11 @@ def loaders(config: Config) -> tuple[Loader, Loader]:
     asked = config.data
     train, test = data.load(asked.name, asked.dir, train_size=asked.subset, **asked.options)
     augment = train.augment is not None if asked.augment is None else asked.augment
-    common: dict[str, Any] = {"batch_size": asked.batch_size, "channels_last": config.model.channels_last}
+    common: dict[str, Any] = {
+        "batch_size": asked.batch_size,
+        "channels_last": config.model.channels_last,
+        "pin_memory": check_device(config.run.device).type != "cpu",
+    }
     return (
         Loader(train, shuffle=True, seed=config.run.seed, augment=augment, drop_last=asked.drop_last, **common),
         Loader(test, **common),
@@ -101,12 +107,14 @@ def prepare(config: Config, train: Loader | None = None, before: Continued | Non
     - `before`: a checkpoint of the same run, whose measured choices are kept: measured again they might come out
       differently, and the run would not go on as it began.
     """
+    check_device(config.run.device, int(os.environ.get("LOCAL_WORLD_SIZE", config.run.processes)))
     loader = train or loaders(config)[0]
     options = model_options(config, loader)
     model = build_model(config, options)
     sample = loader.batch(0, 0)
     method = get(config.method.name, **config.method.options)
-    changes: dict[str, Any] = {"sample": sample, "distributed": False}
+    # What is decided here is decided on the CPU, and the device left to the processes that will train.
+    changes: dict[str, Any] = {"sample": sample, "distributed": False, "device": "cpu"}
     if before is not None:
         method, kept = _chosen_before(before, method)
         changes |= kept

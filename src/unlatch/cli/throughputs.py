@@ -107,6 +107,9 @@ def _subject(config: Config) -> Subject:
         raise ConfigError(
             f"data.batch_size: {config.data.batch_size} samples make a batch, but there are only {len(loader.data)}"
         )
+    if config.run.precision == "fp16":
+        # Not all of those that are compared scale their loss.
+        raise ConfigError('run.precision: throughput is compared in "fp32" or "bf16", got "fp16"')
     return Subject(
         model=partial(build_model, config, model_options(config, loader)),
         batch=partial(_given, loader.batch(0, 0)),

@@ -137,7 +137,7 @@ class RunSettings(_Section):
     replicas: Positive = 1  # of the whole network, each on its share of the processes
     epochs: Positive = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # what torch takes
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: str = "auto"
     loss: str = "cross_entropy"
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = None

@@ -28,6 +28,7 @@ class Loader:
     - `augment`: `True` for the data set's own augmentation, or an `Augment`.
     - `drop_last`: leave out a last batch that is not full.
     - `channels_last`: memory format of image batches.
+    - `pin_memory`: whether batches lie in memory that an accelerator copies from by itself.
 
     >>> data = TensorData(torch.arange(5.0).reshape(5, 1), torch.arange(5), classes=5)
     >>> [y.tolist() for x, y in Loader(data, batch_size=2)]
@@ -43,6 +44,7 @@ class Loader:
         augment: bool | Augment = False,
         drop_last: bool = False,
         channels_last: bool = False,
+        pin_memory: bool = False,
     ) -> None:
         if batch_size < 1 or (drop_last and batch_size > len(data)):
             raise ConfigError(f"batch size {batch_size} gives no batch: expected 1 to {len(data)} samples")
@@ -53,6 +55,7 @@ class Loader:
         self.augment = _chosen(augment, data)
         self.drop_last = drop_last
         self.channels_last = channels_last
+        self.pin_memory = pin_memory
         self.epoch = 0
         self._next = 0  # batches already handed out in this epoch
         self._resume_at = 0
@@ -91,7 +94,7 @@ class Loader:
             x = normalise(x, self.data.mean, self.data.std)
         if self.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return x, y
+        return (x.pin_memory(), y.pin_memory()) if self.pin_memory else (x, y)
 
     def _epoch_order(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:

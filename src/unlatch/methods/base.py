@@ -129,7 +129,7 @@ class Method(ABC):
         stages: int,
         split: Literal["auto"] | Sequence[str] = "auto",
         sample: tuple[Tree, Tree] | None = None,
-        precision: Literal["fp32", "bf16"] = "fp32",
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     ) -> Plan:
         """Where a model is cut; `"auto"` measures the blocks on a sample, if there is one."""
         if split != "auto":
@@ -148,7 +148,9 @@ class Method(ABC):
         """A cut by names where stages cost more than their blocks; `"auto"` where they do not."""
         return "auto"
 
-    def fit_plan(self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16"] = "fp32") -> Plan:
+    def fit_plan(
+        self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    ) -> Plan:
         """A plan that was made without the model at hand, such as one from a file, for the model."""
         if plan.split is None:
             raise PlanError(f"{plan.source} places tasks, but {self.name} trains stages: plan for {self.name}")

@@ -25,7 +25,18 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from .tree import Tree, copied, map_tensors
 
-__all__ = ["CPU", "HALVES", "Accelerator", "Device", "Mark", "Reading", "check_on_host", "device_of", "find_device"]
+__all__ = [
+    "CPU",
+    "HALVES",
+    "Accelerator",
+    "Device",
+    "Mark",
+    "Reading",
+    "check_device",
+    "check_on_host",
+    "device_of",
+    "find_device",
+]
 
 M = TypeVar("M", bound=nn.Module)
 #: What forwards are cast to, by the name of the precision.
@@ -261,19 +272,35 @@ def find_device(asked: str | torch.device = "auto", *, ranks: int = 1) -> Device
     >>> find_device("cpu")
     <Device cpu>
     """
+    where = check_device(asked)
+    if where.type == "cpu":
+        return CPU
+    accelerator = _accelerator(torch.device(where.type, _number(asked, where, ranks)))
+    accelerator.choose()
+    return accelerator
+
+
+def check_device(asked: str | torch.device, processes: int = 1) -> torch.device:
+    """Refuse a device that is not there, and more processes than devices of a machine; nothing is begun on it.
+
+    **Returns:** the device, or its kind.
+    """
     found = torch.accelerator.current_accelerator(check_available=True)
     where = _named(asked) if asked != "auto" else found or torch.device("cpu")
     if where.type == "cpu":
-        return CPU
+        return where
     if found is None or found.type != where.type:
         has = f"it has {found.type}" if found is not None else "it has none"
         raise ConfigError(
             f"device={str(asked)!r}: torch {torch.__version__} finds no {where.type} device on this machine ({has}): "
             f'use device="{found.type if found is not None else "cpu"}", or a build of torch for {where.type}'
         )
-    accelerator = _accelerator(torch.device(where.type, _number(asked, where, ranks)))
-    accelerator.choose()
-    return accelerator
+    if processes > (count := torch.accelerator.device_count()):
+        raise ConfigError(
+            f"more ranks than devices: {processes} processes are to share the {count} {where.type} device(s) of this "
+            f'machine: start at most {count}, or use device="cpu"'
+        )
+    return where
 
 
 def check_on_host(model: nn.Module) -> None:

@@ -26,7 +26,7 @@ def jitter(
     *,
     training: bool = True,
     repeats: int = 12,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
 ) -> float:
     """Measure the jitter of a stage: how much its forwards, and its backwards, differ in time from one to the next.
 

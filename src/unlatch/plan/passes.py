@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import PlanError
 from ..nn.chain import Block, StageChain
 from ..nn.chain_check import one_argument
+from ..nn.device import Device
 from ..nn.tree import Tree, flatten, map_tensors
 
 __all__ = ["BlockTimes", "ChainCopy", "timed_pass", "windows"]
@@ -51,7 +52,7 @@ class ChainCopy:
         self.runners = _copies(blocks, training)
         self.x = x
         self._loss = loss
-        self._autocast = precision == "bf16"
+        self._precision = precision
 
     def entry(self, index: int, x: Tree) -> Tree:
         """The input of a block, cut off from what made it; nobody asks for the gradient of the sample itself."""
@@ -60,7 +61,7 @@ class ChainCopy:
     def run(self, index: int, x: Tree) -> Tree:
         """The forward of one block, and after the last one the loss."""
         device = next((tensor.device.type for tensor in flatten(x)[0]), "cpu")
-        with self.naming(index, x), torch.autocast(device, torch.bfloat16, enabled=self._autocast):
+        with self.naming(index, x), Device(device).autocast(self._precision):
             y = self.runners[index](x)
             return self._loss(y) if self._loss is not None and index == len(self.names) - 1 else y
 

@@ -57,7 +57,7 @@ def profile(
     *,
     training: bool = True,
     repeats: int | None = None,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     centre: Literal["best", "mean"] = "best",
 ) -> list[BlockCost]:
     """Measure every block of a chain.

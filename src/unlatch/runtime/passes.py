@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss, ShapeMismatch
-from ..nn.device import CPU, Device
+from ..nn.device import CPU, HALVES, Device
 from ..nn.randomness import mixed_seed, replayable
 from ..nn.statistics import frozen_statistics
 from ..nn.tree import Tree, unflatten
@@ -20,6 +20,7 @@ from ..rules.kept import Kept
 from ..rules.losses import LossFunction, taken_apart
 from ..rules.updates import OptimizerFactory
 from .measuring import Measured
+from .scaling import LossScale
 from .updating import Optimizer
 from .whole_batch import WholeBatch
 
@@ -78,7 +79,7 @@ class Passes(Measured):
         self, index: int, stages: int, module: nn.Module, options: StageOptions, *, counts_add_up: bool = True
     ) -> None:
         # Under autocast an inverse written by the user may compute in half precision.
-        super().__init__(module, 5e-2 if options.precision == "bf16" else None)
+        super().__init__(module, 5e-2 if options.precision in HALVES else None)
         self.index = index
         self.first = index == 0
         self.last = index == stages - 1
@@ -89,6 +90,8 @@ class Passes(Measured):
         self.loss: Any = None
         self.count: float | None = None
         self.counts_add_up = counts_add_up
+        #: By what gradients are scaled, in half precision that needs it.
+        self.scaling = LossScale() if options.precision == "fp16" else None
         self.whole = WholeBatch(options.loss_fn)
         self._statistics = frozen_statistics(module)
 
@@ -132,9 +135,9 @@ class Passes(Measured):
             if math.isnan(value) and micro.count > 1 and self.count is None:
                 found += " (a mean over nothing, if it has no target that counts: let loss_fn return (sum, count))"
             raise NonFiniteLoss(found, f"stage {self.index}{self._progress()}")
-        if self.count is not None and self.counts_add_up:
-            return loss
-        return mean if micro.scale == 1.0 else mean * micro.scale
+        if self.count is None or not self.counts_add_up:
+            loss = mean if micro.scale == 1.0 else mean * micro.scale
+        return loss if self.scaling is None else loss * self.scaling.of(micro.update)
 
     def evaluate(self, inputs: Tree) -> Tree:
         """Evaluation-mode output at the newest weights; training state is left as it was."""

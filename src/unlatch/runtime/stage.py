@@ -194,6 +194,8 @@ class Stage(Passes):
         held = {kept.version for kept in self.kept.values() if kept.needs_old_weights}
         stashed = self.backward_view.holds_storage and bool(held)
         self.updater.step(elsewhere=stashed or self.forward_view.holds_storage)
+        if self.scaling is not None:
+            self.scaling.updated(overflowed=self.updater.left_out)
         if stashed:
             self.peak_versions = max(self.peak_versions, len(held))
 
@@ -206,14 +208,19 @@ class Stage(Passes):
         if self.observer is not None:
             self.observer.update(self, divisor)
         self.updater.divide(divisor)
+        if self.scaling is not None:
+            # At a scale of 1 nothing is scaled: what is not finite then has another cause.
+            self.updater.tolerant = self.scaling.due > 1.0
         self._gradients_final = True
 
     def _divisor(self) -> float:
         """What makes the gradients collected so far those of a mean."""
         averages, batches = self.rules.update.averages, max(1, self._batches)
         if self._counted:
-            return self._counted if averages else self._counted / batches
-        return float(batches) if averages else 1.0
+            divisor = self._counted if averages else self._counted / batches
+        else:
+            divisor = float(batches) if averages else 1.0
+        return divisor if self.scaling is None else divisor * self.scaling.due
 
     @property
     def unapplied(self) -> bool:
@@ -239,12 +246,15 @@ class Stage(Passes):
             "loss": None if self.loss is None else float(self.loss),
             "count": self.count,
             "measured": self.measured_state(),
+            "scaling": self.scaling.state() if self.scaling is not None else None,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue where the stage was whose `state` this is; it was made alike. The tensors are used as they are."""
         self.module.load_state_dict(state["module"])
         self.updater.load(state["updater"])
+        if self.scaling is not None and state.get("scaling") is not None:
+            self.scaling.load(state["scaling"])
         self.kept = {}
         for saved in state["kept"]:
             kept = Kept.from_state(Micro(**saved["micro"]), saved)

@@ -107,7 +107,7 @@ class Station:
 
     def check_gradients(self) -> None:
         """Refuse gradients that are not finite, of the stage and of whatever is trained beside it."""
-        if self.stage is not None:
+        if self.stage is not None and not self.stage.updater.tolerant:
             self.stage.updater.check_gradients()
         for trained in self.trained().values():
             trained.updater.check_gradients()
@@ -190,16 +190,27 @@ class ChainStation(Station):
     def applied(self, kind: Kind) -> Sequence[Updater] | None:
         return [self.stage.updater] if kind is ADD_SQUARES else super().applied(kind)
 
-    def forward(self, micro: Micro, arrived: tuple[Any, Any]) -> Sequence[Any]:
+    def forward(self, micro: Micro, arrived: tuple[Any, ...]) -> Sequence[Any]:
         """One micro-batch up; the target goes along until it is needed."""
-        inputs, target = arrived
+        inputs, target, *news = arrived
+        scaling = self.stage.scaling
+        if scaling is not None and news:
+            scaling.hear(news[0])
         outputs = self.run_forward(micro, inputs, target)
-        return () if self.stage.last else ((outputs, target),)
+        if self.stage.last:
+            return ()
+        return ((outputs, target),) if scaling is None else ((outputs, target, scaling.news),)
 
-    def backward(self, half: Callable[..., Returned], micro: Micro, *above: tuple[Any, Any]) -> Sequence[Any]:
+    def backward(self, half: Callable[..., Returned], micro: Micro, *above: tuple[Any, ...]) -> Sequence[Any]:
         """One micro-batch down, whole or only its input gradient; the input goes along where it is asked for."""
-        returned = half(micro, *(above[0] if above else ()))
-        return () if self.stage.first else ((returned.gradients, returned.inputs),)
+        scaling = self.stage.scaling
+        if scaling is not None and above:
+            scaling.told(micro.update, above[0][2])
+        returned = half(micro, *(above[0][:2] if above else ()))
+        if self.stage.first:
+            return ()
+        given = (returned.gradients, returned.inputs)
+        return (given,) if scaling is None else ((*given, scaling.of(micro.update)),)
 
     def weight_gradient(self, micro: Micro) -> Sequence[Any]:
         """The second half of a backward."""

@@ -65,6 +65,10 @@ class Updater:
         self._lr_scale = lr_scale
         self._clip = clip_grad_norm
         self._checks = checks
+        #: Whether gradients that are not finite mean that an update is left out, and nothing worse.
+        self.tolerant = False
+        #: Whether the newest update was left out.
+        self.left_out = False
         #: The norm that the next update is clipped by, if it is not that of these gradients alone.
         self.whole_norm: Tensor | None = None
 
@@ -85,16 +89,17 @@ class Updater:
         norm, self.whole_norm = self.whole_norm, None
         if self._clip is not None and norm is None:
             norm = nn.utils.get_total_norm(self._gradients())
-        if self._checks:
+        self.left_out = self.tolerant and not self._usable(norm)
+        if self._checks and not self.left_out:
             self.check_gradients(norm)
-        if self._clip is not None and norm is not None:
+        if self._clip is not None and norm is not None and not self.left_out:
             nn.utils.clip_grads_with_norm_(self.params, self._clip, norm)
         with self._scaled_lr():
             for view in self.views:
                 view.before_update()
             if elsewhere:
                 move_to_fresh_storage(self.params)
-            if self.optimizer is not None:
+            if self.optimizer is not None and not self.left_out:
                 self.optimizer.step()
         if self._checks and self.optimizer is not None:
             self.check_weights()
@@ -116,9 +121,13 @@ class Updater:
     def squared_norm(self) -> Tensor:
         """Of the gradients, in double precision, so that those of many stages add up; refused if not finite."""
         norm = nn.utils.get_total_norm(self._gradients())
-        if self._checks:
+        if self._checks and not self.tolerant:
             self.check_gradients(norm)
         return norm.double().square()
+
+    def _usable(self, norm: Tensor | None) -> bool:
+        """Whether gradients are finite; those of the whole model, where their norm is known."""
+        return all_finite(self._gradients()) and (norm is None or bool(norm.isfinite()))
 
     def end_epoch(self, metric: float | None = None, due: int = 0) -> None:
         """A pass over the data is complete, or will be when the updates that its batches contribute to are made.

@@ -54,7 +54,7 @@ def parallelize(
     sample: tuple[Tree, Tree] | Mapping[str, Any] | None = None,
     plan: Plan | None = None,
     replicas: int = 1,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     device: str | torch.device = "auto",
     clip_grad_norm: float | None = None,
     clip_norm_of: Literal["stage", "model"] = "stage",
@@ -92,7 +92,8 @@ def parallelize(
     - `plan`: a finished plan instead of `split`.
     - `replicas`: so many copies of the network, each on `ranks / replicas` ranks of its own, are trained on shares of
       the rows of every batch; gradients are summed at every update, so that all copies stay alike.
-    - `precision`: `"bf16"` runs forwards under autocast.
+    - `precision`: `"bf16"` and `"fp16"` run forwards under autocast; the latter with a scaled loss, which chains of
+      stages know.
     - `device`: where stages compute. `"auto"` takes an accelerator if torch finds one and the CPU otherwise; `"cpu"`;
       `"cuda"` or another kind, of which each rank takes its own by `LOCAL_RANK`; or one device, such as `"cuda:1"`.
       The model stays on the CPU: each rank moves copies of its own stages, and `run.module()` brings the weights back.
@@ -221,8 +222,8 @@ def _check_arguments(
 ) -> None:
     if not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
-    if precision not in ("fp32", "bf16"):
-        raise ConfigError(f'precision must be "fp32" or "bf16", got {precision!r}')
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise ConfigError(f'precision must be "fp32", "bf16" or "fp16", got {precision!r}')
     if reduction not in ("mean", "sum"):
         raise ConfigError(f'loss_reduction must be "mean" or "sum", got {reduction!r}')
     if clip is not None and clip <= 0:

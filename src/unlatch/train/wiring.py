@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..errors import PlanError, ScheduleError
+from ..errors import ConfigError, PlanError, ScheduleError
 from ..methods import Method
 from ..nn.chain import chain
 from ..nn.device import Accelerator
@@ -20,7 +20,7 @@ from ..runtime.engine import Engine
 from ..runtime.evaluation import evaluation_schedule
 from ..runtime.faulty import break_engine, check_faults
 from ..runtime.replicas import Columns
-from ..runtime.station import Station
+from ..runtime.station import ChainStation, Station
 from ..schedule import OUTSIDE, Replicated, Schedule, WholeNorm, steady_buffers
 from ..transport.faults import Faults
 from ..transport.faulty_link import FaultyLink
@@ -89,8 +89,11 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     )
     for one, parts, accumulate in ((schedule, blueprint.microbatches, blueprint.accumulate), (evaluation, 1, 1)):
         mail.allow(_checked_room(one, parts, accumulate))
+    stations = _stations(blueprint, method, width)
+    if blueprint.options.precision == "fp16":
+        _check_scaling(method, stations.values(), blueprint.replicas)
     engine = Engine(
-        _stations(blueprint, method, width),
+        stations,
         schedule,
         mail,
         devices=devices,
@@ -165,6 +168,19 @@ def _stations(blueprint: Blueprint, method: Method, width: int) -> dict[int, Sta
             station.number, station.column = index + number * width, number
             found[station.number] = station
     return found
+
+
+def _check_scaling(method: Method, stations: Iterable[Station], replicas: int) -> None:
+    """Refuse a scaled loss where not all gradients come from it, or where gradients of several scales are compared."""
+    if not all(isinstance(station, ChainStation) for station in stations):
+        why = "has gradients that do not come down a chain from one loss"
+    elif method.rules().gradient.copies:
+        why = "compares gradients with earlier ones, whose scale was another"
+    elif replicas > 1:
+        why = f"sums those of {replicas} replicas, whose scales may differ"
+    else:
+        return
+    raise ConfigError(f'precision="fp16" scales the loss, and {method.name} {why}: use precision="bf16"')
 
 
 def _checked_room(schedule: Schedule, parts: int, accumulate: int) -> dict[tuple[str, int], int]:

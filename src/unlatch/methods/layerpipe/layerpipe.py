@@ -117,13 +117,15 @@ class LayerPipe(Delayed):
         stages: int,
         split: Literal["auto"] | Sequence[str] = "auto",
         sample: tuple[Tree, Tree] | None = None,
-        precision: Literal["fp32", "bf16"] = "fp32",
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     ) -> Plan:
         if self.places_tasks:
             return plan_layers(blocks, self, stages, split, sample, precision)
         return super().plan(blocks, stages, split, sample, precision)
 
-    def fit_plan(self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16"] = "fp32") -> Plan:
+    def fit_plan(
+        self, plan: Plan, blocks: Sequence[Block], precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    ) -> Plan:
         return fit_tasks(plan, blocks, self, precision) if plan.tasks else super().fit_plan(plan, blocks, precision)
 
     def check_plan(self, plan: Plan, stages: int) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fit_tasks", "plan_layers"]
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 def plan_layers(
