@@ -1,0 +1,290 @@
+"""Claim: the bytes that the planner predicts for a stage (`unlatch.plan.memory`) are within 10 % of what live tensors
+take at the worst moment, for every method that cuts a chain, on ResNets of 20, 56 and 110 layers in 2, 4 and 8 stages.
+
+    python benchmarks/memory_depth.py [--depths 20 56 110] [--stages 2 4 8] [--methods pipedream dtr] [--limit 200]
+
+*Live tensors* (any number of stages, inline): what the runtime holds for batches under way at each stage, graph of the
+backward at work included, plus weights, other versions of them, gradients, and the state of the optimizer. Messages
+that wait are left out on both sides: how many wait depends on timing, the schedule only bounds them. Methods that
+reverse train a RevNet of the same depth.
+
+*Resident memory* (2 ranks): growth of the process from before the run is built to its peak. It has everything else as
+well: libraries, workspaces of convolutions, fragments.
+
+*The largest model* within `--limit` MB of live tensors per rank, on 2 ranks: residual blocks of fixed width, as many as
+fit, method by method, found by the prediction that the first part confirms; against backpropagation in one process and
+activation checkpointing of every block (`torch.utils.checkpoint`), measured. RevLib is not part of it:
+it reverses blocks in one process, and keeps what it needs where hooks on saved tensors do not see it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from common import RESULTS, write
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+import unlatch
+from unlatch.errors import UnlatchError
+from unlatch.methods import Method, get, names
+from unlatch.models.resnet_cifar import CifarResNet
+from unlatch.models.revnet import revnet_cifar, revnet_fixed
+from unlatch.nn.chain import chain, cut
+from unlatch.nn.tree import map_tensors
+from unlatch.plan.memory import StageMemory, stage_memory, stage_sizes
+from unlatch.runtime.metering import PeakMeter
+from unlatch.throughput.resident import PeakResident
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+DEPTHS, STAGES = (20, 56, 110), (2, 4, 8)
+BATCH, SIDE, WIDTH = 16, 32, 32
+#: Blocks beyond which nothing is tried.
+LARGEST = 4096
+SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+SLOTS = 1
+
+
+def model(depth: int, reverses: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return revnet_cifar(depth) if reverses else CifarResNet(depth)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(BATCH, 3, SIDE, SIDE), torch.randint(10, (BATCH,))
+
+
+def lasting(sizes: Sequence[StageMemory], copies: Sequence[int]) -> list[float]:
+    """Bytes of weights, buffers, gradients, optimizer and other versions."""
+    return [
+        s.parameters * (1 + number) + s.buffers + s.gradients + s.optimizer
+        for s, number in zip(sizes, copies, strict=True)
+    ]
+
+
+def predicted(network: nn.Module, method: Method, starts: Sequence[int]) -> list[StageMemory]:
+    """From shapes, the schedule and the rules; what autograd keeps of each stage is measured in one forward."""
+    x: Any = batch()[0][: BATCH // method.per_batch]
+    sizes = []
+    for size, part in zip(stage_sizes(network, x, starts), cut(chain(network), starts), strict=True):
+        module = nn.Sequential(*(block.module for block in part))
+        meter = PeakMeter([*module.parameters(), *module.buffers()])
+        with meter.measuring():
+            out = module(x)
+            kept = meter.peak
+        sizes.append(replace(size, graph_bytes=kept))
+        x = map_tensors(lambda tensor: tensor.detach().requires_grad_(), out)
+    return stage_memory(
+        sizes,
+        method.rules(),
+        method.schedule(len(starts)),
+        microbatches=method.per_batch,
+        accumulate=method.accumulate,
+        delays=method.lateness(len(starts)),
+        optimizer_slots=SLOTS,
+    )
+
+
+def train(method: Method, depth: int, stages: int) -> tuple[list[float], list[float]]:
+    """Train until the pipeline is full. **Returns:** predicted and measured bytes of every stage, messages left out."""
+    network = model(depth, method.inverts)
+    with unlatch.parallelize(
+        network, method, stages=stages, loss_fn=cross_entropy, optimizer=SGD, distributed=False
+    ) as run:
+        starts, chosen = run.plan.starts, run.method
+        for _ in range(3 + 2 * -(-run.schedule.depth // chosen.per_batch)):
+            run.step(*batch())
+        run.flush()
+        found = run.statistics()
+    theory = predicted(model(depth, method.inverts), chosen, starts)
+    measured = lasting(theory, [s.weight_copies for s in found])
+    measured = [fixed + s.peak_bytes for fixed, s in zip(measured, found, strict=True)]
+    return [stage.total - stage.messages for stage in theory], measured
+
+
+def resident(name: str, depth: int) -> int | None:
+    """Growth of this rank's resident memory."""
+    torch.set_num_threads(1)
+    method, meter = get(name), PeakResident()
+    with (
+        meter.measuring(),
+        unlatch.parallelize(
+            model(depth, method.inverts), method, stages=2, loss_fn=cross_entropy, optimizer=SGD
+        ) as run,
+    ):
+        for _ in range(6):
+            run.step(*batch())
+        run.flush()
+    return meter.bytes
+
+
+def row(name: str, depth: int, stages: int) -> dict[str, Any]:
+    known = {"method": name, "depth": depth, "stages": stages}
+    try:
+        theory, measured = train(get(name), depth, stages)
+    except UnlatchError as error:
+        return known | {"predicted": [], "measured": [], "ratio": None, "reason": str(error).splitlines()[0]}
+    return known | {"predicted": theory, "measured": measured, "ratio": max(theory) / max(measured), "reason": None}
+
+
+# ------------------------------------------------------------------------- the largest model
+
+
+def blocks_of(count: int, reverses: bool) -> nn.Module:
+    """A stem, `count` residual or reversible blocks of one width, and a head."""
+    if reverses:
+        return revnet_fixed(count, width=WIDTH // 2)
+    return nn.Sequential(
+        nn.Conv2d(3, WIDTH, 3, padding=1),
+        *(Residual() for _ in range(count)),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10)),
+    )
+
+
+class Residual(nn.Module):
+    """Two convolutions with a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False),
+            nn.BatchNorm2d(WIDTH),
+            nn.ReLU(),
+            nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False),
+            nn.BatchNorm2d(WIDTH),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.body(x))
+
+
+def alone(count: int, again: bool) -> float:
+    """Bytes of one process: weights, gradients, optimizer, and the most that autograd holds in forward and backward."""
+    network = blocks_of(count, reverses=False)
+    parameters = list(network.parameters())
+    meter = PeakMeter([*parameters, *network.buffers()])
+    x, y = batch()
+    with meter.measuring():
+        for layer in network.children():
+            x = checkpoint(layer, x, use_reentrant=False) if again and isinstance(layer, Residual) else layer(x)
+        cross_entropy(x, y).backward()
+    weights = sum(p.nbytes for p in parameters)
+    return meter.peak + weights * (2 + SLOTS)
+
+
+def on_ranks(name: str, count: int) -> float:
+    """Predicted bytes of the fuller one of two ranks."""
+    method = get(name).resolve(2, BATCH)
+    network = blocks_of(count, method.inverts)
+    starts = [0, (len(chain(network)) + 1) // 2]
+    return max(stage.total - stage.messages for stage in predicted(network, method, starts))
+
+
+def most_blocks(size: Callable[[int], float], limit: float) -> int:
+    """The largest number of blocks within the limit, by bisection; 0 if not even two fit."""
+    low, high = 0, 2
+    while size(high) <= limit:
+        low, high = high, 2 * high
+        if high > LARGEST:
+            return low
+    while high - low > max(1, low // 50):
+        middle = (low + high) // 2
+        low, high = (middle, high) if size(middle) <= limit else (low, middle)
+    return low
+
+
+def largest(methods: Sequence[str], limit: float) -> list[dict[str, Any]]:
+    rows = [
+        {"system": "bp, one process", "blocks": most_blocks(partial(alone, again=False), limit), "note": "measured"},
+        {
+            "system": "bp, one process, every block checkpointed",
+            "blocks": most_blocks(partial(alone, again=True), limit),
+            "note": "measured",
+        },
+    ]
+    for name in methods:
+        try:
+            count = most_blocks(partial(on_ranks, name), limit)
+        except UnlatchError as error:
+            rows.append({"system": name, "blocks": 0, "note": str(error).splitlines()[0]})
+            continue
+        note = "predicted, 2 ranks" + ("; still fits" if count >= LARGEST // 2 else "")
+        rows.append({"system": name, "blocks": count, "note": note})
+    return rows
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    counts = sorted({row["stages"] for row in rows})
+    figure, axes = plt.subplots(1, len(counts), figsize=(4.2 * len(counts), 4), layout="constrained", squeeze=False)
+    shown = list(dict.fromkeys(row["method"] for row in rows if row["measured"]))
+    for axis, stages in zip(axes[0], counts, strict=True):
+        for number, name in enumerate(shown):
+            line = [r for r in rows if r["method"] == name and r["stages"] == stages and r["measured"]]
+            colour = f"C{number % 10}"
+            depths = [r["depth"] for r in line]
+            axis.plot(depths, [max(r["measured"]) / 1e6 for r in line], marker="o", color=colour, label=name)
+            axis.plot(depths, [max(r["predicted"]) / 1e6 for r in line], linestyle=":", color=colour)
+        axis.set(title=f"{stages} stages (dotted: predicted)", xlabel="layers", ylabel="MB at the fullest stage")
+        axis.grid(alpha=0.25)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=7)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depths", type=int, nargs="*", default=list(DEPTHS))
+    parser.add_argument("--stages", type=int, nargs="*", default=list(STAGES))
+    parser.add_argument("--methods", nargs="*", default=names())
+    parser.add_argument("--limit", type=float, default=200.0, help="MB per rank for the largest model")
+    parser.add_argument("--no-ranks", action="store_true", help="leave out resident memory on ranks")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file; another one for a trial")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in args.methods:
+        for depth in args.depths:
+            for stages in args.stages:
+                rows.append(row(name, depth, stages))
+                one = rows[-1]
+                said = one["reason"] or f"{max(one['measured']) / 1e6:8.1f} MB, predicted / measured {one['ratio']:.3f}"
+                print(f"{name:15} {depth:4} layers, {stages} stages: {said}", flush=True)
+    grown = []
+    for name in [] if args.no_ranks else args.methods:
+        for depth in args.depths:
+            # Fresh processes each time, since resident memory hardly shrinks.
+            try:
+                found = unlatch.launch(resident, 2, args=(name, depth))
+            except UnlatchError as error:
+                grown.append({"method": name, "depth": depth, "bytes": None, "reason": str(error).splitlines()[0]})
+                continue
+            grown.append({"method": name, "depth": depth, "bytes": found, "reason": None})
+            print(f"{name:15} {depth:4} layers, 2 ranks: resident {found}", flush=True)
+    limit = 1e6 * args.limit
+    result = {
+        "rows": rows,
+        "resident": grown,
+        "limit_bytes": limit,
+        "largest": largest(args.methods, limit),
+        "command": "python benchmarks/memory_depth.py",
+    }
+    for one in result["largest"]:
+        print(f"{one['system']:42} {one['blocks']:6} blocks within {args.limit:g} MB  ({one['note']})")
+    path = write("memory_depth", result, args.out)
+    draw(rows, path.with_suffix(".png"))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
