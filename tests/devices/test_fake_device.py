@@ -79,6 +79,10 @@ def test_places(ranks_with_devices):
         }
 
 
+def test_pinned_batches_are_moved_without_waiting(ranks_with_devices):
+    assert ranks_with_devices.run(device_jobs.on_fake, device_jobs.pinned_batches) == [(True, {})] * 2
+
+
 @pytest.mark.parametrize("method", ["bp", "gpipe", "pipedream", "dtr", "fdg", "zb-h1"])
 def test_nobody_waits_for_a_value(ranks_with_devices, method):
     """Four batches: with checks the host waits twice for each of 8 updates, without it never does."""
