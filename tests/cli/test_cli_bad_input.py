@@ -42,6 +42,12 @@ BAD = {
     "nothing to export": (["export", "nowhere", "out.safetensors"], 2, ["nowhere", "no checkpoint"]),
     "no methods to bench": (["bench", "conf.toml", "--methods", ","], 2, ["--methods"]),
     "check with unknown method": (["check", "conf.toml", "--method", "x"], 2, ["no method 'x'"]),
+    "a device that is not there": (
+        ["train", "conf.toml", "--stages", "2", "--processes", "2", "--device", "cuda"],
+        2,
+        ["finds no cuda device on this machine"],
+    ),
+    "no device at all": (["check", "conf.toml", "--device", "gpu"], 2, ["device must be", "got 'gpu'"]),
     "unknown command": (["trian"], 2, ["No such command"]),
     "unknown flag": (["train", "conf.toml", "--stage", "2"], 2, ["--stage"]),
     "not a number": (["train", "conf.toml", "--stages", "two"], 2, ["--stages"]),

@@ -179,3 +179,21 @@ def test_faults_take_no_settings(unlatch, conf):
     result = unlatch("check", conf, "--faults")
     assert result.exit_code == 2
     assert "leave out CONF.toml" in result.output
+
+
+def test_a_device_with_its_speed_and_a_report(unlatch, monkeypatch):
+    """What is found on a device, in a form for an issue; here the device is the CPU and nothing is sent."""
+    monkeypatch.setattr(checks, "loopback", lambda ranks: "not tried")
+    monkeypatch.setattr(checks, "two_processes", lambda trial, ranks: "not tried")
+    monkeypatch.setattr(checks, "speed", lambda trial, ranks: checks.device.speed(trial, None))
+    shown = ["--set", "model.name=mlp", "--set", "run.stages=1", "--set", "method.name=bp"]
+    result = unlatch("check", "--device", "cpu", *shown)
+    assert result.exit_code == 0, result.output
+    found = result.stdout[result.stdout.index("### unlatch check --device cpu") :].splitlines()
+    rows = {line.split(" | ")[0].strip("| "): line for line in found if line.startswith("| ")}
+    assert "torch finds no accelerator" in rows["device"]
+    assert "tensors are on the host already" in rows["transfer"]
+    assert "bit for bit" in rows["one stage"]
+    assert "plain PyTorch" in rows["speed"]
+    assert "samples/s, bp on" in rows["speed"]
+    assert any(line.startswith("unlatch ") and "torch" in line for line in found)

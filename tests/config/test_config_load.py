@@ -197,7 +197,7 @@ def test_any_text_is_an_override_or_a_config_error(value: str) -> None:
         ({"run": {"epochs": True}}, "run.epochs: expected a whole number, got true (true/false)"),
         ({"run": {"epochs": 0}}, "run.epochs: expected a number above 0, got 0 (whole number)"),
         ({"run": {"seed": -1}}, "run.seed: expected at least 0, got -1 (whole number)"),
-        ({"run": {"precision": "fp8"}}, "run.precision: expected one of 'fp32' or 'bf16', got 'fp8' (text)"),
+        ({"run": {"precision": "fp8"}}, "run.precision: expected one of 'fp32', 'bf16' or 'fp16', got 'fp8' (text)"),
         ({"run": [1]}, "run: expected a section with keys, got a list"),
         ({"method": "dtrp"}, "method: expected a section with keys, got 'dtrp' (text)"),
         ({"lr": 0.1}, "lr: expected a section with keys, got 0.1 (number); did you mean 'optimizer.lr'?"),

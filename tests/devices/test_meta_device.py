@@ -64,9 +64,16 @@ def test_forward_backward_and_update_stay_on_the_device(method):
         assert all(s["exp_avg"].is_meta for s in stage.updater.optimizer.state.values())
 
 
+class Shifted(nn.Module):
+    """Names the CPU where it should not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(4, device="cpu")
+
+
 def test_a_mix_up_is_found():
     (stage,) = stages_of(unlatch.methods.get("bp"), 1)
-    stage.module.blocks[0][0].weight = nn.Parameter(torch.zeros(4, 4))
+    stage.module.blocks[0][0] = Shifted()
     micro = Micro(id=0, batch=0, index=0, count=1, size=6, scale=1.0, update=0, ends=True)
     with pytest.raises(RuntimeError, match=r"meta|device"):
         stage.forward(micro, torch.randn(6, 4), torch.randn(6, 4))

@@ -14,6 +14,8 @@ import fake_device
 import order_jobs
 import resume_jobs
 import unlatch
+from unlatch.data.loader import Loader
+from unlatch.data.tensors import TensorData
 from unlatch.nn.device import Accelerator, find_device
 from unlatch.transport.mail import Message
 from unlatch.transport.staging import Leaving, Staging
@@ -145,6 +147,17 @@ def places(method: str) -> dict[str, Any]:
         "loss": type(result.loss).__name__,
         "busy": all(s.busy_seconds > 0 for s in statistics),
     }
+
+
+def pinned_batches() -> tuple[bool, dict[str, int]]:
+    """Whether batches of the loader lie in pinned memory, and what moving one to the device costs."""
+    data = TensorData(torch.arange(12.0).reshape(6, 2), torch.arange(6), classes=6)
+    x, y = Loader(data, batch_size=3, pin_memory=True).batch(0, 1)
+    fake_device.counts.clear()
+    moved = find_device("fake").here((x, y))
+    waits = {name: count for name, count in fake_device.counts.items() if name.startswith("waits")}
+    right = torch.equal((moved[0] + 0).cpu(), data.x[3:]) and torch.equal((moved[1] + 0).cpu(), data.y[3:])
+    return x.is_pinned() and y.is_pinned() and right, waits
 
 
 # ------------------------------------------------------------------------ staging, step by step

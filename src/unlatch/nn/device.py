@@ -36,6 +36,7 @@ __all__ = [
     "check_on_host",
     "device_of",
     "find_device",
+    "present_accelerator",
 ]
 
 M = TypeVar("M", bound=nn.Module)
@@ -280,12 +281,17 @@ def find_device(asked: str | torch.device = "auto", *, ranks: int = 1) -> Device
     return accelerator
 
 
+def present_accelerator() -> torch.device | None:
+    """The kind of accelerator that torch can use on this machine, if there is one."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
 def check_device(asked: str | torch.device, processes: int = 1) -> torch.device:
     """Refuse a device that is not there, and more processes than devices of a machine; nothing is begun on it.
 
     **Returns:** the device, or its kind.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = present_accelerator()
     where = _named(asked) if asked != "auto" else found or torch.device("cpu")
     if where.type == "cpu":
         return where

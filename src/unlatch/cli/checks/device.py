@@ -12,7 +12,7 @@ from torch import Tensor
 from ...config import Config
 from ...io.space import bytes_text
 from ...io.versions import versions
-from ...nn.device import Accelerator, find_device
+from ...nn.device import Accelerator, find_device, present_accelerator
 from ...transport.launch import Ranks
 from ...transport.mail import Message
 from ...transport.staging import Staging
@@ -30,7 +30,7 @@ def device_found(config: Config) -> str:
     """Which device a process of this machine gets."""
     device = find_device(config.run.device)
     if not isinstance(device, Accelerator):
-        seen = torch.accelerator.current_accelerator(check_available=True)
+        seen = present_accelerator()
         return f"{device.type}; torch finds {f'{seen.type} as well' if seen else 'no accelerator'}"
     named = getattr(device.module, "get_device_name", None)
     count = torch.accelerator.device_count()
