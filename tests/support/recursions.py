@@ -62,6 +62,7 @@ def follow_recursion(
     lr_scheduler: Any = None,
     version: Callable[[int, int], int] | None = None,
     plan: Plan | None = None,
+    replicas: int = 1,
     loss_fn: Any = mse_loss,
     mean: Callable[[list[float]], float] | None = lambda losses: sum(losses) / len(losses),
     tolerance: float = 0.0,
@@ -76,6 +77,7 @@ def follow_recursion(
     - `lr_scheduler`: a factory; what it does to the rates is for the recursion's `scale` to say.
     - `version`: of (stage, micro-batch): the version of its forward, where the method's lateness is not to be trusted.
     - `plan`: of tasks on devices; its layers are the stages.
+    - `replicas`: that train it together; the recursion knows of none.
     - `mean`: the loss of a batch from those of its micro-batches; `None` not to compare losses.
     - `tolerance`, `loss_tolerance`: largest difference of a weight, absolute, and of a loss, relative.
     - `options`: of the recursion, before what the method's rules say.
@@ -98,7 +100,7 @@ def follow_recursion(
         assert isinstance(sgd, (SGD, Adam))
         optimizer = torch_optimizer(sgd)
     where = {} if plan is None else {"plan": plan, "stages": plan.devices}
-    run = begin(model, method, optimizer, loss_fn, lr_scheduler=lr_scheduler, **where)
+    run = begin(model, method, optimizer, loss_fn, lr_scheduler=lr_scheduler, replicas=replicas, **where)
     losses = [result.loss for result in feed(run, data)]
     same_weights(stages, truth, tolerance)
     means = [mean(truth.losses[i : i + m]) for i in range(0, len(truth.losses), m)] if mean else losses

@@ -15,7 +15,10 @@ def command(
     methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")],
     stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Local processes; default: the file's, else the stages.")
+        int | None, typer.Option(help="Local processes; default: the file's, else the stages of all replicas.")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Copies of the network, each on its share of the processes and of every batch.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each method is measured, taking turns.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Batches in one measurement.")] = 20,
@@ -43,6 +46,7 @@ def command(
             methods=methods,
             stages=stages,
             processes=processes,
+            replicas=replicas,
             repeats=repeats,
             steps=steps,
             skip=skip,

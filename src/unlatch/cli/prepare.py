@@ -173,6 +173,7 @@ def make_run(prepared: PreparedRun, sample: tuple[Tree, Tree] | None = None, **c
 def _parallelize(config: Config, model: nn.Module, method: Method, **changes: Any) -> Run:
     settings: dict[str, Any] = {
         "stages": config.run.stages,
+        "replicas": config.run.replicas,
         "loss_fn": config.loss_fn(),
         "optimizer": config.optimizer_factory(),
         "split": _split(config.run.split),

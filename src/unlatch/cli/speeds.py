@@ -38,6 +38,7 @@ class Request:
     methods: str
     stages: int | None
     processes: int | None
+    replicas: int | None
     repeats: int
     steps: int
     skip: int
@@ -123,15 +124,16 @@ def _settings(request: Request) -> Config:
         judge_method=False,
         stages=request.stages,
         processes=request.processes,
+        replicas=request.replicas,
     )
     if request.processes is None and config.run.processes == 1:
-        config = with_run(config, processes=config.run.stages)
+        config = with_run(config, processes=config.run.stages * config.run.replicas)
     return config
 
 
 def _baseline(config: Config) -> Config:
     values = with_method(config, BASELINE)[0].model_dump(exclude_none=True)
-    single = {"stages": 1, "processes": 1, "split": "auto"}
+    single = {"stages": 1, "processes": 1, "replicas": 1, "split": "auto"}
     return from_mapping(values | {"method": {"name": BASELINE}, "run": values["run"] | single})
 
 

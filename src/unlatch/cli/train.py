@@ -21,6 +21,9 @@ def command(
     ] = None,
     stages: Annotated[int | None, typer.Option(help="Stages that the model is cut into.")] = None,
     processes: Annotated[int | None, typer.Option(help="Local processes that share the stages; 1 runs inline.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Copies of the network, each on its share of the processes and of every batch.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data, earlier ones included.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
@@ -82,6 +85,7 @@ def command(
     unlatch train conf.toml --stages 2 --processes 2 --save-every "5 minutes" --max-restarts 3
     unlatch train --resume latest
     unlatch train conf.toml --method fdg --stages 4 --probe gradients
+    unlatch train conf.toml --method 1f1b --stages 2 --replicas 2 --processes 4
     torchrun --nproc-per-node 4 -m unlatch train conf.toml --stages 4
 
     The smallest settings file is two lines: [model] and name = "resnet20". Ctrl-C, or SIGTERM, finishes the batch under
@@ -96,7 +100,7 @@ def command(
             method=method,
             plan=plan,
             overrides=overrides or [],
-            run={"stages": stages, "processes": processes, "epochs": epochs},
+            run={"stages": stages, "processes": processes, "replicas": replicas, "epochs": epochs},
             data_dir=data_dir,
             out=out,
             overwrite=overwrite,

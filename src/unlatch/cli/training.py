@@ -262,7 +262,8 @@ def _announce(
     """What is going to happen, and what could go wrong with it."""
     config, stages = prepared.config, prepared.config.run.stages
     where = "inline" if config.run.processes == 1 else f"on {config.run.processes} processes"
-    console.print(f"{config.method.name}, {stages} stage{'s'[: stages > 1]} {where}: {prepared.method}")
+    copies = f" x {config.run.replicas} replicas" if config.run.replicas > 1 else ""
+    console.print(f"{config.method.name}, {stages} stage{'s'[: stages > 1]}{copies} {where}: {prepared.method}")
     console.print(str(prepared.plan))
     for note in [*notes, *prepared.notes]:
         console.print(f"note: {note}")

@@ -134,6 +134,7 @@ class RunSettings(_Section):
 
     stages: Positive = 1
     processes: Positive = 1  # 1: inline
+    replicas: Positive = 1  # of the whole network, each on its share of the processes
     epochs: Positive = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # what torch takes
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -156,7 +157,17 @@ class RunSettings(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunSettings:
-        if self.processes > self.stages:
+        if self.processes > 1 and self.processes % self.replicas:
+            raise ValueError(
+                f"processes = {self.processes} but replicas = {self.replicas}: every replica needs equally many "
+                "processes; make run.processes a multiple of run.replicas"
+            )
+        if self.replicas > 1 and self.processes > self.stages * self.replicas:
+            raise ValueError(
+                f"processes = {self.processes} but stages = {self.stages} and replicas = {self.replicas}: a process "
+                f"needs at least one stage, so there are at most {self.stages * self.replicas}"
+            )
+        if self.replicas == 1 and self.processes > self.stages:
             raise ValueError(
                 f"processes = {self.processes} but stages = {self.stages}: a process needs at least one stage; "
                 "raise run.stages or lower run.processes"

@@ -46,7 +46,7 @@ class Station:
     @property
     def title(self) -> str:
         """What errors call it."""
-        return f"stage {self.index}"
+        return f"stage {self.index}" + (f" of replica {self.column}" if self.column else "")
 
     def operations(self) -> Mapping[Kind, Operation]:
         """What it does for each kind of entry. Asked once, when the run is built."""
