@@ -182,9 +182,28 @@ def test_a_straight_plan_of_another_model_is_named(unlatch, plan_of_conf):
     assert "the plan file other.json does not suit this model: no block is called 'body.3'" in result.stderr
 
 
+def test_what_is_planned_with_replicas_is_trained_with_them(unlatch, plan_of_conf):
+    plan = plan_of_conf("--method", "pipedream", "--replicate", "--devices", 3)
+    assert plan["replicas"] == [3]
+    trained(unlatch, "--plan", "plan.json")
+    assert "stages = 1\nprocesses = 1\nreplicas = 3\n" in Path("run/config.toml").read_text()
+    refused = unlatch("train", "conf.toml", "--plan", "plan.json", "--replicas", 2)
+    assert (refused.exit_code, "--replicas 2 contradicts the plan" in refused.stderr) == (2, True), refused.output
+    plan_of_conf("--method", "pipedream", "--devices", 2)
+    trained(unlatch, "--plan", "plan.json", "--replicas", 2)
+    assert "stages = 2\nprocesses = 1\nreplicas = 2\n" in Path("run/config.toml").read_text()
+
+
+def test_plans_of_unequal_replicas_are_refused(unlatch, plan_of_conf):
+    plan = plan_of_conf("--method", "pipedream", "--devices", 2)
+    Path("plan.json").write_text(json.dumps({**plan, "replicas": [2, 1], "loads": [1, 1, 2]}))
+    refused = unlatch("train", "conf.toml", "--plan", "plan.json")
+    assert refused.exit_code == 2, refused.output
+    assert "for analysis only: stages have different numbers of devices" in refused.stderr
+
+
 def test_plans_that_training_cannot_follow_say_so(unlatch, plan_of_conf):
     for flags, reason in (
-        (("--method", "pipedream", "--replicate"), "plan without --replicate"),
         (("--method", "layerpipe", "--placement", "list", "--mode", "atomic"), "plan with --placement row"),
     ):
         plan = plan_of_conf(*flags, "--devices", 3)

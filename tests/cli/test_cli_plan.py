@@ -188,7 +188,10 @@ def test_table_names_links_and_what_training_does_not_follow(unlatch, costs):
     assert "for analysis only" in table
     assert "follows only plans in a row" in table
     replicas = ("--method", "pipedream", "--replicate", "--devices", 3)
-    table = unlatch("plan", "--costs", path, *replicas).stdout
+    assert "for analysis only" not in unlatch("plan", "--costs", path, *replicas).stdout
+    # Weights that cost too much to exchange are on one device, the rest is replicated.
+    heavy = costs([*chain(2, 2, activation_bytes=1), {"name": "l2", "F": 1, "D": 1, "G": 1, "weight_bytes": 1000}])
+    table = unlatch("plan", "--costs", heavy, *replicas, "--bandwidth", 10).stdout
     assert "for analysis only" in table
     assert "plan without --replicate" in table
 

@@ -252,6 +252,18 @@ def test_gradients_are_probed(unlatch, conf, tmp_path):
     assert (tmp_path / "run" / "probe.png").stat().st_size > 1000
 
 
+def test_replicas_on_two_processes_write_the_run_that_one_writes(unlatch, conf, cut, tmp_path):
+    flags = ("--method", "1f1b", *cut, "--replicas", 2)
+    assert unlatch("train", conf, *flags, "--out", "one").exit_code == 0
+    result = unlatch("train", conf, *flags, "--processes", 2, "--out", "two", "--json")
+    assert result.exit_code == 0, result.output
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    stages = json.loads(result.stdout)["stages"]
+    assert [(row["replica"], row["stage"], row["rank"]) for row in stages] == [(0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1)]
+    refused = unlatch("train", conf, *flags, "--processes", 3)
+    assert (refused.exit_code, "every replica needs equally many processes" in refused.stderr) == (2, True)
+
+
 def test_two_processes_write_the_run_that_one_writes(unlatch, conf, cut, tmp_path):
     flags = ("--method", "dtrp", "--epochs", 2, *cut)
     unlatch("train", conf, *flags, "--out", "one")

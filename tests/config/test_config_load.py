@@ -44,6 +44,7 @@ warmup = 0.1
 [run]
 stages = 3
 processes = 2
+replicas = 2
 epochs = 10
 seed = 7
 precision = "bf16"
@@ -96,6 +97,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
     assert config.run.model_dump() == {
         "stages": 3,
         "processes": 2,
+        "replicas": 2,
         "epochs": 10,
         "seed": 7,
         "precision": "bf16",
@@ -228,6 +230,17 @@ def test_contradictions() -> None:
     assert (
         "expected 2, one for each stage after the first" in error_of(with_model(run={"stages": 3, "split": ["a"]}))[0]
     )
+
+
+def test_replicas_share_the_processes() -> None:
+    def problem(**run: int) -> str:
+        return error_of(with_model(run=run))[0]
+
+    assert "every replica needs equally many processes" in problem(processes=3, stages=3, replicas=2)
+    assert "so there are at most 4" in problem(processes=6, stages=2, replicas=2)
+    assert "run.replicas: expected" in problem(replicas=0)
+    assert from_mapping(with_model(run={"processes": 4, "stages": 2, "replicas": 2})).run.replicas == 2
+    assert from_mapping(with_model(run={"replicas": 3})).run.processes == 1
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:

@@ -84,20 +84,22 @@ def _without_name(overrides: Sequence[str]) -> tuple[list[str], str | None]:
 def _with_plan(
     plan: Plan, path: str | Path | None, overrides: Sequence[str], data_dir: str | None, run: dict[str, Any]
 ) -> tuple[Config, list[str]]:
-    given_stages, processes = run.pop("stages", None), run.pop("processes", None)
-    stages = _trainable(plan).busy_devices
-    if given_stages not in (None, stages):
-        raise ConfigError(
-            f"--stages {given_stages} contradicts the plan {plan.source}, which uses {stages}: leave it out"
-        )
+    processes, stages = run.pop("processes", None), _trainable(plan).busy_devices // plan.replication
+    # A plan that says nothing of replicas is one for each of however many there are.
+    planned = {"stages": stages, **({"replicas": plan.replication} if plan.replicas else {})}
+    for name, count in planned.items():
+        given = run.pop(name, None)
+        if given not in (None, count):
+            raise ConfigError(f"--{name} {given} contradicts the plan {plan.source}, which uses {count}: leave it out")
     config, notes = read_settings(path, overrides, method=plan.method, data_dir=data_dir, **run)
-    asked = config.run.processes if "processes" in config.run.model_fields_set else stages
+    devices = stages * planned.get("replicas", config.run.replicas)
+    asked = config.run.processes if "processes" in config.run.model_fields_set else devices
     by_hand = options_by_hand(overrides)
     values = config.model_dump(exclude_none=True)
     values["method"] |= {key: value for key, value in plan.options.items() if key not in by_hand}
     values["run"] |= {
-        "stages": stages,
-        "processes": min(asked, stages) if processes is None else processes,
+        **planned,
+        "processes": min(asked, devices) if processes is None else processes,
         "split": "auto" if plan.split is None else plan.split,
     }
     if plan.tasks:
@@ -107,8 +109,8 @@ def _with_plan(
 
 def _trainable(plan: Plan) -> Plan:
     """The plan unless it is for analysis only, or for a method or options that there are not."""
-    if plan.analysis:
-        raise PlanError(f"the plan file {plan.source} is for analysis only: {plan.analysis}")
+    if plan.obstacle:
+        raise PlanError(f"the plan file {plan.source} is for analysis only: {plan.obstacle}")
     try:
         get(plan.method, **plan.options)
     except (ConfigError, TypeError) as error:

@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 from ..errors import PlanError
 from .chain_partition import split_row
 from .layer_costs import LayerCost, Number, as_chain, exact, plain
-from .plan import Plan
+from .plan import UNEQUAL_REPLICAS, Plan
 from .plan_file import plan_to_json
 
 __all__ = ["PlannedStages", "ReplicatedStage", "plan_pipedream", "plan_straight"]
 
 Table = NDArray[np.float64]
 Choice = NDArray[np.int64]
-REPLICAS = "stages have several devices, and training runs each stage on one: plan without --replicate"
 _MOST_LAYERS = 128
 _PRECISION = 1e-9
 
@@ -119,7 +118,7 @@ class PlannedStages:
             loads=self.loads,
             replicas=replicas if several else (),
             method="pipedream",
-            analysis=REPLICAS if several else "",
+            analysis=UNEQUAL_REPLICAS if len(set(replicas)) > 1 else "",
             note=self.note,
         )
 

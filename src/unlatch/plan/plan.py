@@ -20,7 +20,12 @@ from .partition import contiguous_split, part_costs
 from .profile import BlockCost
 from .tasks import Task, by_task
 
-__all__ = ["Plan", "count_parameters", "make_plan"]
+__all__ = ["UNEQUAL_REPLICAS", "Plan", "count_parameters", "make_plan"]
+
+#: Why training cannot follow plans in which some stages have more devices than others.
+UNEQUAL_REPLICAS = (
+    "stages have different numbers of devices, and training replicates all of them alike: plan without --replicate"
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,16 @@ class Plan:
         return sum(self.replicas) if self.replicas else len(self.starts)
 
     @property
+    def replication(self) -> int:
+        """How many replicas of the whole network it is for: 1 where stages differ in that, which training cannot do."""
+        return self.replicas[0] if len(set(self.replicas)) == 1 else 1
+
+    @property
+    def obstacle(self) -> str:
+        """Why training cannot follow it, whoever wrote it; empty if it can."""
+        return self.analysis or (UNEQUAL_REPLICAS if len(set(self.replicas)) > 1 else "")
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         """First block of each stage or layer, and the block after its last."""
         return tuple(zip(self.starts, (*self.starts[1:], len(self.blocks)), strict=True))
@@ -123,8 +138,8 @@ class Plan:
     def check(self) -> Plan:
         """Raise `PlanError` unless training can follow this plan; return it otherwise."""
         named = f"the plan file {self.source}" if self.source else "this plan"
-        if self.analysis:
-            raise PlanError(f"{named} is for analysis only: {self.analysis}")
+        if self.obstacle:
+            raise PlanError(f"{named} is for analysis only: {self.obstacle}")
         if not self.tasks:
             return self
         used = {task.device for task in self.tasks}

@@ -24,7 +24,7 @@ from ..runtime.updating import Optimizer
 from ..transport.faults import Faults
 from ..transport.world import World, current_world
 from .handshake import shake_hands
-from .replication import ranks_per_replica
+from .replication import check_replication, ranks_per_replica
 from .reversal import check_reversal
 from .run import Run
 from .update_options import check_clipping, check_factories
@@ -141,6 +141,7 @@ def parallelize(
             plan = world.broadcast(found)
             assert plan is not None
         chosen.check_plan(plan, stages)
+        check_replication(plan, replicas)
         chosen = chosen.follow(plan)
         x = batch[0] if batch is not None else None
         check_chain(blocks, model, plan.starts, x)
@@ -159,7 +160,7 @@ def parallelize(
             seed=seed,
             nonfinite=nonfinite,
         )
-        held_by_rank = place(stages, per_replica, [float(load) for load in plan.loads])
+        held_by_rank = place(stages, per_replica, [float(load) for load in plan.loads[:: plan.replication]])
         blueprint = Blueprint(
             model=model,
             blocks=blocks,

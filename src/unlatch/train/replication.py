@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, PlanError
 from ..methods import Method
 from ..nn.tree import Tree, batch_size
+from ..plan import Plan
 
-__all__ = ["ranks_per_replica"]
+__all__ = ["check_replication", "ranks_per_replica"]
 
 
 def ranks_per_replica(replicas: int, ranks: int, method: Method, sample: tuple[Tree, Tree] | None = None) -> int:
@@ -36,3 +37,12 @@ def ranks_per_replica(replicas: int, ranks: int, method: Method, sample: tuple[T
             "trained on, with at least one row for each"
         )
     return max(1, ranks // replicas)
+
+
+def check_replication(plan: Plan, replicas: int) -> None:
+    """Raise `PlanError` if a plan says how many replicas there are, and others are asked for."""
+    if plan.replicas and plan.replication != replicas:
+        raise PlanError(
+            f"the plan has {plan.replication} replica(s) of each stage, but replicas={replicas} was asked for: pass "
+            f"replicas={plan.replication}"
+        )
