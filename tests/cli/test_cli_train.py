@@ -259,7 +259,8 @@ def test_replicas_on_two_processes_write_the_run_that_one_writes(unlatch, conf, 
     assert result.exit_code == 0, result.output
     assert same_weights(tmp_path / "one", tmp_path / "two")
     stages = json.loads(result.stdout)["stages"]
-    assert [(row["replica"], row["stage"], row["rank"]) for row in stages] == [(0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1)]
+    places = [(row["replica"], row["stage"], row["rank"]) for row in stages]
+    assert places == [(0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1)]
     refused = unlatch("train", conf, *flags, "--processes", 3)
     assert (refused.exit_code, "every replica needs equally many processes" in refused.stderr) == (2, True)
 

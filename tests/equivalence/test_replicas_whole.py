@@ -13,8 +13,9 @@ from recording import feed
 from recursions import follow_recursion
 from replica_jobs import smooth_run, train_smooth
 from small_nets import conv_net, images, tanh_net, vectors
-from unlatch.errors import ConfigError, DataError, ScheduleError
+from unlatch.errors import ConfigError, DataError, PlanError, ScheduleError
 from unlatch.methods import get
+from unlatch.plan import Plan
 from unlatch.reference import SGD
 from unlatch.schedule import Replicated, check_schedule
 
@@ -83,9 +84,7 @@ def test_delayed_methods_follow_the_recursion_on_whole_batches(name, replicas):
     predict = "geometric" if name == "dtrp" else "none"
     rules = {"predict": predict, "gamma": method.gamma, "shrink": method.shrink}
     sgd = SGD(0.05, momentum=0.9, nesterov=True, weight_decay=1e-2)
-    run = follow_recursion(
-        tanh_net(3), method, vectors(7, size=11), sgd, replicas=replicas, tolerance=1e-12, **rules
-    )
+    run = follow_recursion(tanh_net(3), method, vectors(7, size=11), sgd, replicas=replicas, tolerance=1e-12, **rules)
     stations = run.stations
     for number, station in stations.items():
         for one, other in zip(station.stage.params, stations[number % 3].stage.params, strict=True):
@@ -136,13 +135,10 @@ def test_heads_train_what_one_replica_trains():
 
 
 def _heads(replicas):
-    model, (x, y) = tanh_net(3), vectors(1, size=11)[0]
-    with unlatch.parallelize(
-        model, "dgl", stages=3, split=["1", "2"], replicas=replicas, loss_fn=mse_loss, optimizer=plain_sgd, sample=(x, y)
-    ) as run:
+    with smooth_run("dgl", 3, replicas=replicas) as run:
         feed(run, vectors(5, size=11))
         heads = [p for number in range(2) for p in run.stations[number].trained()["head"].module.parameters()]
-        return [t.detach().clone() for t in (*model.parameters(), *heads)]
+        return [t.detach().clone() for t in (*run.module().parameters(), *heads)]
 
 
 def test_replicas_draw_masks_of_their_own_and_the_first_those_of_one():
@@ -186,7 +182,12 @@ def test_what_replicas_cannot_train_says_why(name):
 
 
 def test_options_that_replicas_cannot_train_say_why():
-    for options in ({"data": "build"}, {"multiplier": "synthesiser", "form": "lagrangian"}, {"stage_steps": 2}, {"probe": 3}):
+    for options in (
+        {"data": "build"},
+        {"multiplier": "synthesiser", "form": "lagrangian"},
+        {"stage_steps": 2},
+        {"probe": 3},
+    ):
         with pytest.raises(ConfigError, match="auxnet cannot train 2 replicas"):
             smooth_run(get("auxnet", **options), 2, replicas=2)
 
@@ -227,6 +228,38 @@ def test_a_schedule_that_takes_data_twice_cannot_be_replicated():
     schedule = get("auxnet", data="build").schedule(2)
     with pytest.raises(ScheduleError, match="0D at offset 0, 1D at offset 0 of the schedule takes data"):
         Replicated(schedule, 2)
+
+
+def test_a_probe_wants_one_network():
+    with pytest.raises(ConfigError, match="2 replicas are trained"):
+        smooth_run("fdg", 2, replicas=2).probe_gradients(every=1)
+
+
+def test_other_numbers_of_replicas_take_over_what_was_finished(tmp_path):
+    with smooth_run("dtr", 3, replicas=2) as run:
+        for x, y in vectors(4, size=9):
+            run.step(x, y)
+        run.save(tmp_path / "saved")
+        run.flush()
+        expected = [t.clone() for t in run.module().state_dict().values()]
+    for replicas in (1, 3):
+        with smooth_run("dtr", 3, replicas=replicas) as other:
+            other.load(tmp_path / "saved")
+            assert other.batches == 4
+            found = other.module().state_dict().values()
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            copies = [station.stage.module.blocks[0][0].weight for station in other.stations.values()]
+            assert all(torch.equal(copy, copies[number % 3]) for number, copy in enumerate(copies))
+
+
+def test_a_plan_and_the_number_asked_for_agree():
+    plan = Plan(("0", "1"), (0, 1), (1, 1, 1, 1), replicas=(2, 2))
+    with smooth_run("pipedream", 2, split="auto", plan=plan, replicas=2) as run:
+        assert len(run.stations) == 4
+    with pytest.raises(PlanError, match=r"has 2 replica\(s\) of each stage, but replicas=1"):
+        smooth_run("pipedream", 2, split="auto", plan=plan)
+    with pytest.raises(PlanError, match="stages have different numbers of devices"):
+        smooth_run("pipedream", 2, split="auto", plan=Plan(("0", "1"), (0, 1), (1, 1, 1), replicas=(2, 1)), replicas=2)
 
 
 def test_statistics_and_staleness_are_those_of_every_replica():

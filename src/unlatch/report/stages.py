@@ -26,10 +26,11 @@ def stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
         0             3           6          7  2.0 kB      0 B            0
     """
     reconstructs = any(stage["reconstruction_error"] is not None for stage in stages)
+    replicated = any(stage.get("replica") for stage in stages)
     heads = ("stage", "updates late", "ticks late", "under way", "stored", "waiting", "old weights")
     rows = [
         (
-            str(stage["stage"]),
+            f"{stage['stage']} of replica {stage.get('replica', 0)}" if replicated else str(stage["stage"]),
             f"{stage['staleness']:.3g}",
             str(stage["delay"]),
             str(stage["in_flight"]),

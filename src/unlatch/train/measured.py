@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,9 +54,14 @@ class Measured:
     def numbers(self) -> dict[str, float]:
         """All of them by the names that logs use."""
         staged = {
-            f"stage{row['stage']}/{name}": row[name] for row in self.rows() for name in _LOGGED if row[name] is not None
+            f"{_label(row)}/{name}": row[name] for row in self.rows() for name in _LOGGED if row[name] is not None
         }
         return staged | {name: value for part in self.special for name, value in part.metrics().items()}
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """What logs call a stage; those of further replicas have names of their own."""
+    return f"stage{row['stage']}" + (f"_replica{row['replica']}" if row["replica"] else "")
 
 
 def measure(run: Run, since: float) -> Measured:

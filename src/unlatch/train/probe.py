@@ -186,6 +186,11 @@ class GradientProbe:
 
 
 def _check_engine(engine: Engine) -> None:
+    if engine.columns.count > 1:
+        raise ConfigError(
+            f"a gradient probe compares with backpropagation through one network, and {engine.columns.count} replicas "
+            "are trained: run it with replicas=1, which sees whole batches"
+        )
     if len(engine.stages) < engine.schedule.stages:
         raise ConfigError(
             "a gradient probe compares with backpropagation through the whole network, of which this process holds "
