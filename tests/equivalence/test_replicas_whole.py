@@ -17,7 +17,9 @@ from unlatch.errors import ConfigError, DataError, PlanError, ScheduleError
 from unlatch.methods import get
 from unlatch.plan import Plan
 from unlatch.reference import SGD
-from unlatch.schedule import Replicated, check_schedule
+from unlatch.schedule import Kind, Replicated, Workload, check_schedule, simulate, streams
+from unlatch.schedule.channel import Channel
+from unlatch.schedule.machine import Machine
 
 SYNCHRONOUS = ("bp", "gpipe", "1f1b", "zb-h1", "zb-h2")
 DELAYED = ("pipedream", "ddg", "fr", "fdg", "adl", "dsp", "dtr", "dtrp")
@@ -173,6 +175,21 @@ def test_columns_cannot_get_stuck(name, accumulate):
     method = get(name)
     schedule = Replicated(method.schedule(3), 3, method.also_applies)
     check_schedule(schedule, [2] * 6, accumulate)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "pipedream"])
+def test_the_simulator_counts_shares_and_sums(name):
+    base = get(name).schedule(3)
+    one = Workload({Kind.F: 2, Kind.B: 4, Kind.U: 1}, {"forward": 8, "backward": 8}, kept=4)
+    columns, machine = Replicated(base, 2), Machine(Channel(bandwidth=4))
+    halves = Workload({Kind.F: 1, Kind.B: 2, Kind.U: 1}, {"forward": 4, "backward": 4}, kept=2)
+    alone = simulate(streams(base, [4] * 5), halves, machine).makespan
+    free = columns.workload(one)
+    assert simulate(streams(columns, [4] * 5), free, machine).makespan == alone
+    # 20 bytes take 5 units, once for each update; nothing hides them where the pipeline is flushed.
+    summing = simulate(streams(columns, [4] * 5), columns.workload(one, [20, 20, 20]), machine).makespan
+    assert summing >= alone + (5 * 5 if base.flushes else 5)
+    assert free.kept_bytes(3) == (2, 2, 2)
 
 
 @pytest.mark.parametrize("name", REFUSED)

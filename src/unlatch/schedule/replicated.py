@@ -17,13 +17,14 @@ for the gradients of others before it shares rows out would wait for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..errors import ScheduleError
-from .entries import OUTSIDE, Entry, Kind, Port, Schedule
+from .entries import OUTSIDE, Entry, Kind, Port, Route, Schedule
 from .whole_norm import ADD_SQUARES
+from .workload import Workload
 
 __all__ = ["SHARE_ROWS", "Replicated", "giving", "taking"]
 
@@ -199,6 +200,43 @@ class Replicated(Schedule):
 
     def _others(self, entry: Entry, own: int) -> list[tuple[int, int]]:
         return [(column, self._at(entry.station, column)) for column in self._columns if column != own]
+
+    # ------------------------------------------------------------------------------- costs
+
+    def workload(self, one: Workload, gradients: Sequence[float] = ()) -> Workload:
+        """What the columns cost, given what one network costs for whole micro-batches.
+
+        Each has its share of the rows, and of the time and bytes that go with them; its updates are as long as ever.
+
+        **Arguments:** `gradients`: bytes that each station sums before its update; none by default.
+
+        >>> from .channel import Channel
+        >>> from .flushed import Sequential
+        >>> from .machine import Machine
+        >>> from .runs import streams
+        >>> from .simulator import simulate
+        >>> two = Replicated(Sequential(1), 2)
+        >>> work = two.workload(Workload({Kind.F: 4, Kind.B: 8, Kind.U: 1}), [30])
+        >>> simulate(streams(two, [1]), work, Machine(Channel(bandwidth=10))).makespan
+        10.0
+        """
+        kinds = {entry.kind for entry in self.base.entries}
+        alone = [{kind: one.time(Entry(kind, station)) for kind in kinds} for station in range(self.base.stations)]
+        times = [
+            {kind: time if kind.cost == "update" else time / self.replicas for kind, time in found.items()}
+            for found in alone
+        ]
+        sizes: dict[Route | str, float] = {}
+        for entry in self.base.entries:
+            for name, sender, receiver in entry.outgoing:
+                for column in self._columns:
+                    route = name, self._at(sender, column), self._at(receiver, column)
+                    sizes[route] = one.bytes((name, sender, receiver)) / self.replicas
+        for entry in self.entries:
+            if gradients and entry.per == "update" and entry.kind not in kinds:
+                sizes |= {route: gradients[entry.station % self.base.stations] for route in entry.outgoing}
+        kept = [size / self.replicas for size in one.kept_bytes(self.stages)]
+        return Workload(times * self.replicas, sizes, kept)
 
     # ------------------------------------------------------------------------------- order
 
