@@ -286,5 +286,6 @@ def test_statistics_and_staleness_are_those_of_every_replica():
         assert results[-1].staleness.keys() == {0, 1}
         assert [(row.replica, row.stage) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert rows[0].staleness == rows[2].staleness == rows[0].predicted_staleness == 1.0
+        assert "2 stages cut at ['1'] in each of 2 replicas; 6 batches fed" in repr(run)
         assert sorted(run.optimizers) == [0, 1]
         assert len(run.named_parameters()) == 2

@@ -234,7 +234,7 @@ class Replicated(Schedule):
                     sizes[route] = one.bytes((name, sender, receiver)) / self.replicas
         for entry in self.entries:
             if gradients and entry.per == "update" and entry.kind not in kinds:
-                sizes |= {route: gradients[entry.station % self.base.stations] for route in entry.outgoing}
+                sizes |= dict.fromkeys(entry.outgoing, gradients[entry.station % self.base.stations])
         kept = [size / self.replicas for size in one.kept_bytes(self.stages)]
         return Workload(times * self.replicas, sizes, kept)
 

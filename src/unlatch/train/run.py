@@ -284,7 +284,9 @@ class Run:
         here = "" if self._world.size == 1 else f", rank {self._world.rank} of {self._world.size} with stages {held}"
         cut = "" if self.plan.split is None else f" cut at {list(self.plan.split)}"
         progress = f"{self.batches} batches fed, {self._engine.under_way} under way"
-        return f"<Run {self.method!r}: {self._engine.schedule.stages} stages{cut}{here}; {progress}>"
+        count = self._engine.columns.count
+        copies = "" if count == 1 else f" in each of {count} replicas"
+        return f"<Run {self.method!r}: {self._engine.schedule.stages} stages{cut}{copies}{here}; {progress}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the plan, by how many updates each stage is behind, and how far the run is."""
