@@ -201,6 +201,9 @@ def test_recalibration_follows_the_way_that_is_evaluated():
 def test_messages_travel_while_stages_compute(monkeypatch):
     """A stage tells its neighbours before it computes, and listens only when it needs the answer."""
     net, data = tanh_net(6), vectors(1)
+    run = unlatch.parallelize(
+        net, "auxnet", stages=3, loss_fn=mse_loss, optimizer=plain_sgd, split=["2", "4"], sample=data[0]
+    )
     said: list[tuple[int, str]] = []
     take, add, send = Mail.take, Recorder.add, Mail.send
 
@@ -220,9 +223,6 @@ def test_messages_travel_while_stages_compute(monkeypatch):
     monkeypatch.setattr(Mail, "take", taking)
     monkeypatch.setattr(Recorder, "add", adding)
     monkeypatch.setattr(Mail, "send", sending)
-    run = unlatch.parallelize(
-        net, "auxnet", stages=3, loss_fn=mse_loss, optimizer=plain_sgd, split=["2", "4"], sample=data[0]
-    )
     run.step(*data[0])
     assert [what for stage, what in said if stage == 1] == [
         *("take batch", "D", "send batch"),

@@ -22,7 +22,7 @@ from unlatch.methods.auxnet.sources import Raw
 from unlatch.methods.auxnet.station import check_same, checksum
 from unlatch.methods.local.stations import LOSS
 from unlatch.methods.local.statistics import layer_parallel_times
-from unlatch.nn.device import CPU
+from unlatch.runtime import engine
 from unlatch.transport.mail import Micro
 
 DATA = images([12, 12, 12, 5])
@@ -97,7 +97,7 @@ def test_o15_a_multiplier_rides_on_the_predicted_input_where_nothing_is_normalis
 
 
 class Hand:
-    """A clock that only moves when it is told to, in place of that of the device."""
+    """A clock that only moves when it is told to, in place of the module `time`."""
 
     now = 0.0
 
@@ -126,7 +126,7 @@ class Slow(nn.Module):
 
 def test_o16_measured_terms_predict_the_step_time_and_where_the_gain_begins(monkeypatch):
     hand = Hand()
-    monkeypatch.setattr(CPU, "clock", hand.perf_counter)
+    monkeypatch.setattr(engine, "time", hand)
     net = nn.Sequential(*[Slow(hand) for _ in range(9)]).double()
     ((x, y),) = vectors(1)
     run = unlatch.parallelize(

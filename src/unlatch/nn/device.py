@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, TypeVar
@@ -57,8 +56,6 @@ class Device:
 
     def __init__(self, where: torch.device | str = "cpu") -> None:
         self.torch = torch.device(where)
-        #: A moment, as a number of seconds here.
-        self.clock: Callable[[], Any] = time.perf_counter
 
     @property
     def type(self) -> str:
@@ -90,6 +87,10 @@ class Device:
 
     def unseed(self, before: Any) -> None:
         """Let random numbers go on where they were before `seed`."""
+
+    def clock(self) -> Any:
+        """This moment, as what `float` turns into seconds."""
+        return time.perf_counter()
 
     def reading(self, number: Tensor) -> Any:
         """One number, as what `float` turns into it: here at once, elsewhere when it is asked for."""
@@ -176,7 +177,6 @@ class Accelerator(Device):
         super().__init__(where)
         #: Torch's module of the device: streams, events, random numbers, memory.
         self.module = torch.get_device_module(self.torch)
-        self.clock = self._mark
         self._origin: Any = None
         self._at = 0.0
 
@@ -189,7 +189,8 @@ class Accelerator(Device):
         event.record()
         return event
 
-    def _mark(self) -> Mark:
+    def clock(self) -> Mark:
+        """This moment in the work of the device."""
         if self._origin is None:
             self._origin = self._event()
             self._origin.synchronize()

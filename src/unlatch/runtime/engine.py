@@ -17,6 +17,7 @@ the mail.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -134,10 +135,8 @@ class Engine:
         self.mean_loss = mean_loss
         self.device = device
         self._landed = landed
-        self._clock = device.clock
         self._recorder = recorder or Recorder()
         self._timing = Timing(self._recorder) if device.runs_ahead else None
-        self._record = self._recorder.add if self._timing is None else self._timing.add
         self.batches = 0
         #: Whether gradients are looked at after every entry, so that one that is not finite is traced to its batch.
         self.careful = False
@@ -470,7 +469,8 @@ class Engine:
                 if "count" in message.scalars:
                     counts[micro.id] = message.scalars["count"]
             taken.append(message.payload if self._landed is None else self._landed(message.payload))
-        version, start = station.version, self._clock()
+        timing, version = self._timing, station.version
+        start = time.perf_counter() if timing is None else self.device.clock()
         try:
             given = task.work(micro, *taken)
             if self.careful:
@@ -483,14 +483,15 @@ class Engine:
             raise
         except Exception as error:
             raise _failure(task, micro, error) from error
-        end = self._clock()
+        end = time.perf_counter() if timing is None else self.device.clock()
         number = micro.update if task.once_per_update else micro.id
         if task.is_forward:
             version = station.seen
             self._recorder.forward(station.number, micro.id, version)
         elif task.is_gradient:
             self._recorder.gradient(station.number, micro.id, version)
-        self._record(Event(station.number, task.entry.kind, number, version, start, end, station.kept_bytes))
+        event = Event(station.number, task.entry.kind, number, version, start, end, station.kept_bytes)
+        (timing or self._recorder).add(event)
         if task.gives:
             loss = losses.get(micro.id)
             scalars = None if loss is None else {"loss": loss}
