@@ -49,7 +49,7 @@ from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.models import build
 from unlatch.nn.chain import Block, chain
 from unlatch.nn.tree import split_batch, tree_bytes
-from unlatch.plan import jitter, profile
+from unlatch.plan import Plan, jitter, profile
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
 from unlatch.schedule.channel import Channel
@@ -84,8 +84,8 @@ class Case:
     model: Callable[[], nn.Module]
     data: Callable[[], Batch]
 
-    def start(self) -> unlatch.Run:
-        where: dict[str, Any] = {} if self.places_tasks else {"sample": self.data()}
+    def start(self, plan: Plan | None) -> unlatch.Run:
+        where: dict[str, Any] = {} if self.places_tasks else {"sample": self.data(), "plan": plan}
         return unlatch.parallelize(self.model(), self.method, stages=2, loss_fn=cross_entropy, optimizer=SGD, **where)
 
     @property
@@ -132,64 +132,70 @@ CASES = {
 class Bench:
     """What a rank keeps between calls."""
 
-    runs: dict[str, unlatch.Run]
     courier: Courier
-    tiny: unlatch.Run
 
 
 def open_bench() -> None:
     torch.set_num_threads(1)
-    Bench.runs, Bench.courier = {}, Courier()
+    Bench.courier = Courier()
+
+
+def action_seconds(count: int = 32) -> float:
+    """CPU seconds per action (forward, backward, update) where there is nothing to compute, messages left out."""
     torch.manual_seed(0)
-    Bench.tiny = unlatch.parallelize(
+    one = torch.ones(1, 1)
+    with unlatch.parallelize(
         nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)),
         get("pipedream", microbatches=1),
         stages=2,
         split=["1"],
         loss_fn=mse_loss,
         optimizer=SGD,
-    )
-
-
-def action_seconds(count: int = 32) -> float:
-    """CPU seconds per action (forward, backward, update) where there is nothing to compute, messages left out."""
-    one = torch.ones(1, 1)
-    for _ in range(4):
-        Bench.tiny.step(one, one)
-    dist.barrier()
-    start = time.process_time()
-    for _ in range(count):
-        Bench.tiny.step(one, one)
-    busy = (time.process_time() - start) / count
+    ) as run:
+        for _ in range(4):
+            run.step(one, one)
+        dist.barrier()
+        start = time.process_time()
+        for _ in range(count):
+            run.step(one, one)
+        busy = (time.process_time() - start) / count
+        run.flush()
     message, _ = Bench.courier.cost(one.nbytes)
     # Each rank sends one message per step and receives one.
     return max(0.0, busy - 2 * message) / 3
 
 
-def prepare(name: str) -> list[str] | None:
-    """Start a run and fill its pipeline. **Returns:** the blocks that start stages, if stages are whole."""
-    run = Bench.runs[name] = CASES[name].start()
-    train(name, 1)
-    return None if CASES[name].places_tasks else [run.plan.blocks[start] for start in run.plan.starts[1:]]
+def prepare(name: str) -> Plan:
+    """Where the model is cut, or its tasks are placed; the same in every round."""
+    with CASES[name].start(None) as run:
+        return run.plan
 
 
-def train(name: str, steps: int) -> list[float]:
-    """When each step was done on this rank."""
+def split_of(name: str, plan: Plan) -> list[str] | None:
+    """The blocks that start stages, if stages are whole."""
+    return None if CASES[name].places_tasks else [plan.blocks[start] for start in plan.starts[1:]]
+
+
+def train(name: str, steps: int, plan: Plan) -> list[float]:
+    """When each step was done on this rank. Ranks end all runs with the call that made them."""
     x, y = CASES[name].data()
-    dist.barrier()
-    return completions(lambda: Bench.runs[name].step(x, y), steps)
+    with CASES[name].start(plan) as run:
+        for _ in range(1 + run.schedule.depth):
+            run.step(x, y)
+        dist.barrier()
+        ends = completions(lambda: run.step(x, y), steps)
+        run.flush()
+    return ends
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one rank measured: costs of the layers for one batch, jitter, bytes, CPU and time of a message; its update,
-    and an action."""
+    """What one rank measured: its layers for one batch, jitter, size, CPU and time of a message, and its update."""
 
     layers: list[LayerCost]
     jitter: float
     message: tuple[int, float, float]
     update: float
-    action: float
 
 
 def observe(name: str, split: list[str] | None) -> Observation:
@@ -223,7 +229,6 @@ def observe(name: str, split: list[str] | None) -> Observation:
         spread_of_times,
         (size, *Bench.courier.cost(size)),
         update,
-        action_seconds(),
     )
 
 
@@ -273,11 +278,10 @@ def _update_seconds(module: nn.Module, keeps_weights: bool) -> float:
     return statistics.fmean(seconds[1:])
 
 
-def predict(name: str, split: list[str] | None, seen: Sequence[Observation]) -> tuple[float, Machine]:
+def predict(name: str, split: list[str] | None, seen: Sequence[Observation], action: float) -> tuple[float, Machine]:
     """Seconds per batch in steady state, from what each rank measured; and the machine it is for."""
     size, busy, seconds = (statistics.fmean(values) for values in zip(*(rank.message for rank in seen), strict=True))
     spread_of_times = math.sqrt(statistics.fmean(rank.jitter**2 for rank in seen))
-    action = statistics.fmean(rank.action for rank in seen)
     # Where tasks are placed, both ranks have measured the update of all layers, and share it.
     shared = 2 if split is None else 1
     updates = [rank.update / shared for rank in seen]
@@ -318,14 +322,15 @@ class Row:
         )
 
 
-def one_round(ranks: unlatch.Ranks, name: str, split: list[str] | None, steps: int, predict_first: bool) -> Row:
+def one_round(ranks: unlatch.Ranks, name: str, plan: Plan, steps: int, action: float, predict_first: bool) -> Row:
+    split = split_of(name, plan)
     if predict_first:
         seen = ranks.run(observe, name, split)
-        measured = steady_seconds(ranks.run(train, name, steps))
+        measured = steady_seconds(ranks.run(train, name, steps, plan))
     else:
-        measured = steady_seconds(ranks.run(train, name, steps))
+        measured = steady_seconds(ranks.run(train, name, steps, plan))
         seen = ranks.run(observe, name, split)
-    predicted, machine = predict(name, split, seen)
+    predicted, machine = predict(name, split, seen, action)
     return Row(predicted, measured, machine)
 
 
@@ -391,8 +396,10 @@ def sleeping(name: str, stages: int, steps: int) -> list[float]:
     with sleep_run(name, stages) as run:
         for _ in range(run.schedule.depth):
             run.step(x, x)
+        # Far ranks run apart by as many steps as there are stages, before all are at work.
+        more = stages if run.schedule.flushes else 4 * stages
         dist.barrier()
-        ends = completions(lambda: run.step(x, x), steps)
+        ends = completions(lambda: run.step(x, x), steps + more)
         run.flush()
     return ends
 
@@ -429,12 +436,13 @@ def main() -> None:
     rows: dict[str, list[Row]] = {name: [] for name in args.only}
     with unlatch.Ranks(2) as ranks:
         ranks.run(open_bench)
-        splits = {name: ranks.run(prepare, name)[0] for name in args.only}
+        action, message = (statistics.fmean(found) for found in zip(*ranks.run(small_costs), strict=True))
+        plans = {name: ranks.run(prepare, name)[0] for name in args.only}
         for turn in range(args.repeats):
             for name in args.only:
-                rows[name].append(one_round(ranks, name, splits[name], args.steps, predict_first=turn % 2 == 0))
+                first = turn % 2 == 0
+                rows[name].append(one_round(ranks, name, plans[name], args.steps, action, predict_first=first))
                 print(f"round {turn + 1} {name:17} {rows[name][-1]}", flush=True)
-        action, message = (statistics.fmean(found) for found in zip(*ranks.run(small_costs), strict=True))
     print(f"{args.repeats} rounds in {time.perf_counter() - start:.0f} s")
     for name in args.only:
         found = spread([row.ratio for row in rows[name]])
@@ -444,7 +452,7 @@ def main() -> None:
         "rows": {name: summary(found) for name, found in rows.items()} | asleep,
         "action_seconds": action,
         "message_seconds": message,
-        "splits": splits,
+        "splits": {name: split_of(name, plan) for name, plan in plans.items()},
         "command": f"python benchmarks/simulated_vs_measured.py --repeats {args.repeats} --steps {args.steps} "
         f"--sleepers {args.sleepers}",
     }

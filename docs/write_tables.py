@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -
 def ratio_rows(found: dict[str, Any]) -> list[list[str]]:
     """Name, median and range of every ratio, the largest first."""
     ordered = sorted(found["ratio"].items(), key=lambda item: -item[1]["median"])
-    return [
-        [name, f"{r['median']:.2f}", f"{r['min']:.2f} to {r['max']:.2f}", str(r["repeats"])] for name, r in ordered
-    ]
+    return [[name, f"{r['median']:.2f}", f"{r['min']:.2f} to {r['max']:.2f}", str(r["repeats"])] for name, r in ordered]
 
 
 def speed(found: dict[str, Any]) -> str:
@@ -97,6 +96,46 @@ def simulator(found: dict[str, Any]) -> str:
     return table(["case", "actions", "time"], rows)
 
 
+def scale(network: str, found: dict[str, Any]) -> str:
+    """Samples per second, memory and lateness at each number of devices and link."""
+    mine = [row for row in found["rows"] if row["network"] == network and row["reason"] is None]
+    methods = list(dict.fromkeys(row["method"] for row in mine))
+    cells: dict[tuple[int, str], dict[str, str]] = {}
+    for row in mine:
+        text = f"{row['samples_per_s']:,.3g} ({row['utilisation']:.0%})"
+        cells.setdefault((row["devices"], row["link"]), {})[row["method"]] = text
+    rows = [[str(d), link, *(by.get(name, "-") for name in methods)] for (d, link), by in cells.items()]
+    return table(["devices", "link", *methods], rows, words=2)
+
+
+def scale_memory(found: dict[str, Any]) -> str:
+    """Memory and lateness, which do not depend on the link."""
+    link = found["rows"][0]["link"]
+    rows = [
+        [
+            row["network"],
+            str(row["devices"]),
+            str(row["stages"]),
+            str(row["replicas"]),
+            row["method"],
+            f"{row['memory_bytes'] / 1e9:.2f} GB",
+            f"{row['staleness']:.2f}",
+        ]
+        for row in found["rows"]
+        if row["link"] == link and row["reason"] is None
+    ]
+    heads = ["network", "devices", "stages", "pipelines", "method", "fullest device", "updates late"]
+    return table(heads, rows, words=1)
+
+
+def scale_best(found: dict[str, Any]) -> str:
+    rows = [
+        [row["network"], str(row["devices"]), row["link"], row["fastest"], row["fastest_exact"], row["smallest"]]
+        for row in found["best"]
+    ]
+    return table(["network", "devices", "link", "fastest", "fastest exact", "least memory"], rows, words=6)
+
+
 #: Name of a table: the result file, and what makes the table of it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "speed": ("pipeline_speed", speed),
@@ -109,6 +148,10 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "largest-model": ("memory_depth", largest),
     "prediction": ("simulated_vs_measured", prediction),
     "simulator": ("simulate_speed", simulator),
+    "scale-blocks": ("scale", partial(scale, "1,000 blocks")),
+    "scale-transformer": ("scale", partial(scale, "7 B transformer")),
+    "scale-memory": ("scale", scale_memory),
+    "scale-best": ("scale", scale_best),
 }
 
 

@@ -30,7 +30,7 @@ from ..nn.chain import Block, Model, chain, cut
 from ..nn.inversion import is_reversible
 from ..nn.randomness import replayable
 from ..nn.tree import Tree, flatten, map_tensors, tree_bytes
-from ..schedule import Schedule, steady_buffers
+from ..schedule import Buffers, Schedule, steady_buffers
 from ..schedule.entries import Route
 from .layer_costs import LayerCost
 from .layerpipe import PlannedTasks
@@ -253,6 +253,7 @@ def stage_memory(
     optimizer_slots: int = 1,
     message_bytes: Callable[[Route], float] | None = None,
     counting: Counting = CORRECTED,
+    under_way: Buffers | None = None,
 ) -> list[StageMemory]:
     """What each stage holds.
 
@@ -265,6 +266,8 @@ def stage_memory(
     - `optimizer_slots`: numbers that the optimizer keeps per weight: 0 for plain SGD, 1 with momentum, 2 for Adam.
     - `message_bytes`: of one message on a route; by default the tensors at the border that it crosses first.
     - `counting`: what counts as input.
+    - `under_way`: micro-batches and messages under way, if they are known: to find them out takes long for a thousand
+      stages.
 
     >>> from types import SimpleNamespace
     >>> from ..schedule import ticked
@@ -280,7 +283,8 @@ def stage_memory(
     late = [schedule.lateness(stage) for stage in range(count)] if delays is None else delays
     if len(late) != count:
         raise PlanError(f"{len(late)} delays were given for {count} stages: expected one for each")
-    under_way = steady_buffers(schedule, microbatches, accumulate)
+    if under_way is None:
+        under_way = steady_buffers(schedule, microbatches, accumulate)
     messages = [0.0] * count
     for route, number in under_way.room.items():
         border = sizes[min(route[1], route[2])].output_bytes

@@ -266,9 +266,7 @@ class _Costs:
     quantum: Fraction | float
 
     @classmethod
-    def of(
-        cls, job: _Job, workload: Workload, machine: Machine, levels: tuple[int, list[int]]
-    ) -> _Costs | None:
+    def of(cls, job: _Job, workload: Workload, machine: Machine, levels: tuple[int, list[int]]) -> _Costs | None:
         """`None` where whole numbers of 64 bits do not hold the times finely enough."""
         times = [
             machine.time(workload.time(entry), job.devices[entry.station], entry.kind.cost) for entry in job.entries
@@ -556,9 +554,7 @@ class _Segment:
             turn += 1
         return {mark: self._array(ended) for mark, ended in kept.items()}
 
-    def _skip(
-        self, turn: int, stop: int, before: int, then: int, kept: dict[int, list[tuple[int, _Ints]]]
-    ) -> int:
+    def _skip(self, turn: int, stop: int, before: int, then: int, kept: dict[int, list[tuple[int, _Ints]]]) -> int:
         """Skip as many periods as fit. **Returns:** the round to go on with."""
         run, period = self.run, turn - before
         added = int(run.free[0]) - then
