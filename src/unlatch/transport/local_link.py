@@ -267,7 +267,8 @@ class LocalLink:
 
     def _serve(self, done: Callable[[], bool], seconds: float) -> None:
         """Wait until `done`, but hardly for a peer that is lost: it may still listen."""
-        self._mail.wait_until(lambda: done() or self._broken or self._mail.failure() is not None, seconds)
+        # Who asks for a failure sees what has arrived meanwhile, so that is asked first.
+        self._mail.wait_until(lambda: self._mail.failure() is not None or done() or self._broken, seconds)
 
 
 # ------------------------------------------------------------------------------------------------- meeting

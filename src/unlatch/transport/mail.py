@@ -148,7 +148,8 @@ class Cut:
 
     def wait(self, failure: Callable[[], UnlatchError | None]) -> list[dict[str, Any]]:
         """All of them as plain values, each box in its order."""
-        self._wait_until(lambda: not self.missing or self.dropped or failure() is not None)
+        # Who asks for a failure sees what has arrived meanwhile, so that is asked first.
+        self._wait_until(lambda: failure() is not None or not self.missing or self.dropped)
         if self.missing:
             raise failure() or TransportError("what was under way was called off before all of it was known")
         return [
