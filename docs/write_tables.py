@@ -46,6 +46,31 @@ def speed(found: dict[str, Any]) -> str:
     return table(["2 ranks, one thread each", "ratio to one process", "range", "rounds"], ratio_rows(found))
 
 
+def many_ranks(found: dict[str, Any]) -> str:
+    """The share of ideal that each method reaches, by number of ranks, and what their start takes."""
+    sizes = list(dict.fromkeys(row["ranks"] for row in found["rows"]))
+    cells: dict[str, dict[int, str]] = {}
+    for row in found["rows"]:
+        share = row["of_ideal"]
+        text = f"{share['median']:.2f} ({share['min']:.2f} to {share['max']:.2f})"
+        cells.setdefault(row["method"], {})[row["ranks"]] = text
+    rows = [[name, *(by.get(ranks, "-") for ranks in sizes)] for name, by in cells.items()]
+    started = [f"{found['start'][str(ranks)]['seconds']['median']:.1f} s" for ranks in sizes]
+    heads = ["share of ideal, median (range)", *(f"{ranks} ranks" for ranks in sizes)]
+    return table(heads, [*rows, ["start until the first batch is trained", *started]])
+
+
+def overhead(found: dict[str, Any]) -> str:
+    """CPU time per micro-batch and rank, and its ratio to the baseline of the column."""
+    cases = found["cpu_per_microbatch"]
+    columns = list(dict.fromkeys(column for row in cases.values() for column in row))
+    rows = []
+    for name, row in cases.items():
+        told = {at: f"{cell['microseconds']['median']:.0f} ({cell['ratio']['median']:.2f})" for at, cell in row.items()}
+        rows.append([name, *(told.get(column, "-") for column in columns)])
+    return table(["microseconds per micro-batch and rank (ratio)", *columns], rows)
+
+
 def accuracy(found: dict[str, Any]) -> str:
     rows = [
         [row["method"], str(row["stages"]), f"{row['mean']:.2f} %", f"{row['difference']:+.2f}", str(row["seeds"])]
@@ -141,6 +166,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "speed": ("pipeline_speed", speed),
     "speed-gpt": ("pipeline_speed_gpt", speed),
     "speed-revnet": ("pipeline_speed_revnet20", speed),
+    "many-ranks": ("many_ranks", many_ranks),
+    "overhead": ("engine_overhead", overhead),
     "accuracy-digits": ("accuracy_digits", accuracy),
     "accuracy-cifar": ("accuracy_cifar", accuracy),
     "memory-petra": ("petra_memory", growth),

@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import threading
+import time
 
 import pytest
 import torch
@@ -208,6 +209,19 @@ def test_who_took_leave_is_not_lost(ends):
     ends[1].link.close()
     leaving.join(PATIENCE)
     assert not leaving.is_alive()
+
+
+def test_closing_does_not_wait_for_what_has_come():
+    """It waited a second for a peer's leave that it had just read, while it asked whether the peer was lost."""
+    start = time.monotonic()
+    for _ in range(10):
+        found = [End(*pair) for pair in enumerate(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))]
+        threads = [threading.Thread(target=end.link.close) for end in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert time.monotonic() - start < 5.0
 
 
 def test_a_waiting_stage_hears_of_a_failure_at_once(ends):

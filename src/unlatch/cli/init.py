@@ -53,6 +53,7 @@ lr = 0.1
 [run]
 stages = 2                 # parts that the model is cut into
 processes = 1              # that share the stages; 1 trains inline, with the same result
+# replicas = 1             # copies of the network, each on its share of the processes and of every batch
 epochs = 2
 # seed = 0
 # precision = "fp32"       # or bf16, fp16
