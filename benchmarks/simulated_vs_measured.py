@@ -48,6 +48,7 @@ from unlatch.methods import LayerPipe, Method, get, names
 from unlatch.methods.layerpipe.workload import simulate_layerpipe
 from unlatch.models import build
 from unlatch.nn.chain import Block, chain
+from unlatch.nn.parts import in_parts
 from unlatch.nn.tree import split_batch, tree_bytes
 from unlatch.plan import Plan, jitter, profile
 from unlatch.plan.layer_costs import LayerCost
@@ -202,7 +203,7 @@ def observe(name: str, split: list[str] | None) -> Observation:
     """Measure all that a prediction needs, on both ranks at once."""
     case = CASES[name]
     x, y = split_batch(case.data(), case.parts)[0]
-    blocks = chain(case.model())
+    blocks = in_parts(chain(case.model()), split or ())
     loss = partial(_loss, y)
     own, entry, ends = _own_stage(blocks, x, split)
     own_loss = loss if ends else None

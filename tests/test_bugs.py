@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import lr_scheduler as schedules
 
+import part_jobs
 import unlatch
 from order_jobs import begun
 from recording import Optimizers, RecordingSGD, feed
@@ -239,3 +240,56 @@ def test_a_model_that_does_more_than_its_blocks_was_trained_without_it_when_ther
         run = unlatch.parallelize(Sharpened(), stages=2, loss_fn=mse_loss, optimizer=sgd)
         with pytest.raises(PlanError, match=r"Sharpened.forward and the composition of its blocks\(\) differ"):
             enter(run)
+
+
+def columns_are_alike(run: unlatch.Run) -> bool:
+    """Whether the stages of two replicas in this process have the same weights."""
+    stages = [station.stage for _, station in sorted(run.stations.items())]
+    half = len(stages) // 2
+    both = zip(stages[:half], stages[half:], strict=True)
+    return all(torch.equal(p, q) for one, other in both for p, q in zip(one.params, other.params, strict=True))
+
+
+def test_further_replicas_of_a_network_that_is_cut_inside_of_a_block_were_cut_elsewhere():
+    run = part_jobs.begun("1f1b", part_jobs.SKIP, replicas=2)
+    feed(run, part_jobs.pictures(3))
+    assert columns_are_alike(run)
+
+
+def test_a_learning_rate_set_by_the_user_held_for_the_first_replica_only():
+    run = unlatch.parallelize(tanh_net(2), "1f1b", stages=2, loss_fn=mse_loss, optimizer=sgd, replicas=2)
+    data = vectors(4)
+    run.step(*data[0])
+    for optimizer in run.optimizers.values():
+        optimizer.param_groups[0]["lr"] = 0.01
+    feed(run, data[1:])
+    assert columns_are_alike(run)
+
+
+def test_a_prediction_went_on_from_the_weights_before_a_load(tmp_path):
+    method = unlatch.methods.DTRP(predict="difference", microbatches=1)
+    settings = {"stages": 2, "split": ["1"], "loss_fn": mse_loss, "optimizer": sgd}
+    other, data = tanh_net(2), vectors(6)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(1.0)
+    expected = float(mse_loss(other(data[0][0]), data[0][1]).detach())
+    unlatch.parallelize(other, method, **settings).save(tmp_path / "other", exact=False)
+    run = unlatch.parallelize(tanh_net(2), method, **settings)
+    feed(run, data)
+    run.load(tmp_path / "other", optimizer=False)
+    assert feed(run, data[:3])[0].loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_earlier_checkpoint_in_a_run_with_fp16_left_overflows_without_effect(tmp_path):
+    """The numbers of updates went back, and what was known of later ones did not."""
+    run = unlatch.parallelize(tanh_net(2).float(), "1f1b", stages=2, loss_fn=mse_loss, optimizer=sgd, precision="fp16")
+    data = [(x.float(), y.float()) for x, y in vectors(25)]
+    large = [(x, 1e4 * y) for x, y in data]
+    run.step(*data[0])
+    run.save(tmp_path / "early", exact=False)
+    feed(run, [*data[1:], large[0]])
+    run.load(tmp_path / "early")
+    before = [p.detach().clone() for p in run.module().parameters()]
+    feed(run, large[:16])
+    assert any(not torch.equal(p, q) for p, q in zip(run.module().parameters(), before, strict=True))

@@ -182,6 +182,12 @@ def test_a_full_socket_loses_nothing(ends):
     assert [float(message.payload[0]) for message in held] == [float(number) for number in range(count)]
 
 
+def test_what_cannot_travel_at_once_fails_where_it_is_sent(ends):
+    """It arrived cut off, and the receiver complained of JSON."""
+    with pytest.raises(TransportError, match=r"takes \d+ bytes, more than the \d+ .* pass fewer separate tensors"):
+        ends[0].link.send(Message(FORWARD, 1, card(0), [torch.ones(1)] * 4000))
+
+
 def test_the_end_of_a_peer_shows_at_once(ends):
     ends[0].link.send(Message(FORWARD, 1, card(0), torch.ones(1)))
     ends[0].channel.shutdown(socket.SHUT_RDWR)

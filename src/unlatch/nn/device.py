@@ -283,8 +283,10 @@ def find_device(asked: str | torch.device = "auto", *, ranks: int = 1) -> Device
 
 
 def present_accelerator() -> torch.device | None:
-    """The kind of accelerator that torch can use on this machine, if there is one."""
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    """The kind of accelerator on this machine that has streams, events and a choice of device, if there is one."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    module = torch.get_device_module(found) if found is not None else None
+    return found if all(hasattr(module, name) for name in ("Stream", "Event", "set_device")) else None
 
 
 def check_device(asked: str | torch.device, processes: int = 1) -> torch.device:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..nn.chain import Block, Model, StageChain, chain, cut
+from ..nn.parts import in_parts
 from ..nn.tree import Tree
 from ..plan import Plan
 from ..transport.rounding import Format
@@ -78,7 +79,8 @@ class Blueprint:
             return self
         model = copy.deepcopy(self.model)
         options = replace(self.options, column=number)
-        return replace(self, model=model, blocks=chain(model), ranks=ranks, options=options)
+        blocks = in_parts(chain(model), self.plan.split or ())
+        return replace(self, model=model, blocks=blocks, ranks=ranks, options=options)
 
     def is_here(self, device: int) -> bool:
         """Whether a device of the plan is this rank."""

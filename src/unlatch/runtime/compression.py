@@ -26,7 +26,7 @@ __all__ = ["Compression"]
 
 
 class Compression:
-    """Roundable the messages of one process, and keeps what rounding took.
+    """Rounds the messages of one process, and keeps what rounding took.
 
     **Arguments:**
 

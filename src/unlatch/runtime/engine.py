@@ -316,6 +316,7 @@ class Engine:
         self.batches, self._origin, self._update = (counters[k] for k in ("batches", "micros", "updates"))
         for stage in self.stages.values():
             stage.updater.version = self._update
+            stage.forget_scale()
         if self.compression is not None:
             self.compression.forget()
 

@@ -96,7 +96,8 @@ class Columns:
 
     def _tell_loss(self, station: Station, micro: Micro) -> Sequence[Any]:
         assert station.stage is not None
-        return [(station.stage.loss, station.stage.count)] * self.count
+        # Columns weigh each other's losses on the host, so on a device it is read for every micro-batch.
+        return [(float(station.stage.loss), station.stage.count)] * self.count
 
     def _hear_loss(self, station: Station, micro: Micro, *told: tuple[float, float | None]) -> Sequence[Any]:
         """Let all know the loss of all columns, in place of that of this one."""

@@ -24,6 +24,7 @@ from ..rules.weights import weights_at
 from ..transport.mail import Micro
 from .measuring import Observer
 from .passes import Passes, StageOptions
+from .scaling import LossScale
 from .updating import Updater
 
 __all__ = ["Gradients", "Kept", "Returned", "Stage", "StageOptions"]
@@ -221,6 +222,11 @@ class Stage(Passes):
         else:
             divisor = float(batches) if averages else 1.0
         return divisor if self.scaling is None else divisor * self.scaling.due
+
+    def forget_scale(self) -> None:
+        """Begin anew with the scale of the loss, where there is one: numbers of updates may go back."""
+        if self.scaling is not None:
+            self.scaling = LossScale()
 
     @property
     def unapplied(self) -> bool:

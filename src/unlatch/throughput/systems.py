@@ -206,6 +206,7 @@ class Ours(System):
                 sample=subject.batch(),
                 plan=self.plan,
                 precision=subject.precision,
+                device="cpu",
                 distributed=False,
             )
         with trial:
@@ -228,6 +229,8 @@ class _Running:
                 sample=self.data,
                 plan=ours.plan,
                 precision=subject.precision,
+                # As all others here.
+                device="cpu",
             )
         self.warm = WARM + -(-self.run.schedule.depth // self.run.method.per_batch)
 

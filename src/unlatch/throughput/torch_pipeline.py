@@ -9,12 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..methods import BASELINE, get
 from ..nn.carry import leaving_weights
 from ..nn.chain import Block, chain
 from ..nn.chain import cut as cut_apart
 from ..nn.tree import Tree, batch_size
-from ..plan import Plan
+from ..plan import Plan, make_plan, profile
 from .subject import Subject
 from .systems import System, Training, Unsuitable
 from .timing import WARM
@@ -61,7 +60,10 @@ def fused_cut(subject: Subject, ranks: int) -> Plan:
     blocks = chain(subject.model())
     if len(blocks) < ranks:
         raise Unsuitable(f"the model has {len(blocks)} blocks, too few for {ranks} ranks")
-    return get(BASELINE).plan(blocks, ranks, "auto", subject.batch(), subject.precision)
+    # Of whole blocks: torch passes one tensor from stage to stage.
+    if not 1 < ranks < len(blocks):
+        return make_plan(blocks, ranks)
+    return make_plan(blocks, ranks, costs=profile(blocks, subject.batch()[0], precision=subject.precision))
 
 
 class _Running:

@@ -164,7 +164,19 @@ class Run:
         """The batches of a loader, taken in one by one."""
         return self._intake.pairs(loader, what)
 
+    def _follow_first_column(self) -> None:
+        """What the user set in an optimizer holds for its stage in all replicas that are here."""
+        first = self.optimizers
+        for stage in self._engine.stages.values():
+            own = stage.updater.optimizer
+            if own is None or own is first[stage.index]:
+                continue
+            for group, like in zip(own.param_groups, first[stage.index].param_groups, strict=True):
+                group.update({name: value for name, value in like.items() if name != "params"})
+
     def _fed(self, unit: tuple[Tree, Tree]) -> list[Finished]:
+        if self._engine.columns.count > 1:
+            self._follow_first_column()
         finished = self._guard.feed(*unit)
         # An order comes from a session on the leading rank, which then reads the data itself.
         return [] if isinstance(finished, Order) else finished

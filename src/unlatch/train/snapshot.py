@@ -296,6 +296,8 @@ def load_named(
                     f"{path}: {own[key]} has shape {tuple(found.shape)} there and {tuple(t.shape)} in the model"
                 )
             t.data.copy_(found)
+        # What is predicted from belongs to the weights before.
+        stage.updater.forget()
         if optimizer and stage.updater.optimizer is not None:
             _restore_optimizer(path, stage, own, content, saved)
     if optimizer:

@@ -52,6 +52,7 @@ class Neighbours:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.EPOLLIN)
         self._closed = False
+        self._ending = threading.Lock()
         mail.serve_from(self)
 
     def add(self, link: LocalLink) -> None:
@@ -72,8 +73,9 @@ class Neighbours:
 
     def ring(self) -> None:
         """End a `fetch` that is under way on another thread."""
-        if not self._closed:
-            os.eventfd_write(self._bell, 1)
+        with self._ending:
+            if not self._closed:
+                os.eventfd_write(self._bell, 1)
 
     def fetch(self, seconds: float) -> None:
         """Put what has arrived into the mail; wait for it so long if nothing has. Only one thread at a time."""
@@ -96,9 +98,11 @@ class Neighbours:
         self.remove(link)
         self._open -= 1
         if self._open == 0:
-            self._closed = True
-            self._poll.close()
-            os.close(self._bell)
+            # A bell that is rung now must not be somebody else's file.
+            with self._ending:
+                self._closed = True
+                self._poll.close()
+                os.close(self._bell)
 
 
 class LocalLink:
@@ -165,16 +169,26 @@ class LocalLink:
         self._put(_SLOT_FRAME.pack(_SLOT, number, capacity), file)
 
     def _put(self, frame: bytes, file: int | None = None) -> None:
+        if len(frame) > _LONGEST:
+            raise TransportError(
+                f"the description of a message takes {len(frame)} bytes, more than the {_LONGEST} that may travel at "
+                "once: pass fewer separate tensors between blocks (stack them)"
+            )
+        if self._broken:
+            return
         self._frame_bytes += len(frame)
-        with self._sending:
-            if not self._outbox and self._sent(frame, file):
-                return
-            # The socket is full, which bounded messages hardly make it: what waits is sent as soon as this rank waits.
-            self._outbox.append((frame, None if file is None else os.dup(file)))
-        self._neighbours.watch(self, writing=True)
+        try:
+            with self._sending:
+                if self._outbox or not self._sent(frame, file):
+                    # The socket is full, which bounded messages hardly make it: sent as soon as this rank waits.
+                    self._outbox.append((frame, None if file is None else os.dup(file)))
+                    self._neighbours.watch(self, writing=True)
+        except OSError as error:
+            # Not under the lock: who is told may hold that of the mail, and wait for this one.
+            self._failed(error)
 
     def _sent(self, frame: bytes, file: int | None) -> bool:
-        """Whether the socket took a frame; one that nobody can take any more counts as sent."""
+        """Whether the socket took a frame."""
         try:
             if file is None:
                 self._channel.send(frame)
@@ -182,26 +196,22 @@ class LocalLink:
                 socket.send_fds(self._channel, [frame], [file])
         except BlockingIOError:
             return False
-        except OSError as error:
-            if len(frame) > _LONGEST or error.errno == 90:
-                raise TransportError(
-                    f"the description of a message takes {len(frame)} bytes, more than the {_LONGEST} that may travel "
-                    "at once: pass fewer separate tensors between blocks (stack them)"
-                ) from error
-            self._failed(error)
         return True
 
     def send_waiting(self) -> None:
         """Send what the socket had no room for."""
-        with self._sending:
-            while self._outbox:
-                frame, file = self._outbox[0]
-                if not self._sent(frame, file):
-                    return
-                self._outbox.popleft()
-                if file is not None:
-                    os.close(file)
-        self._neighbours.watch(self, writing=False)
+        try:
+            with self._sending:
+                while self._outbox:
+                    frame, file = self._outbox[0]
+                    if not self._sent(frame, file):
+                        return
+                    self._outbox.popleft()
+                    if file is not None:
+                        os.close(file)
+                self._neighbours.watch(self, writing=False)
+        except OSError as error:
+            self._failed(error)
 
     # -------------------------------------------------------------- receiving
 
@@ -296,8 +306,11 @@ def call_on_neighbours(
         for peer, where in near.items():
             if peer > world.rank:
                 found[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                found[peer].connect(where)
-                found[peer].send(health.introduction(peer))
+                try:
+                    found[peer].connect(where)
+                    found[peer].send(health.introduction(peer))
+                except OSError as lost:
+                    raise health.loss(peer, lost) from lost
         expected = {peer for peer in near if peer < world.rank}
         while expected:
             if (error := health.failure()) is not None:

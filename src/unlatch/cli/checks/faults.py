@@ -131,6 +131,8 @@ def _train(faults: Faults, distributed: bool | None = None) -> list[Tensor]:
         # Batches overlap, so that a lost message is missed when the next one comes.
         "pipedream",
         stages=2,
+        # Two ranks need no two devices for this.
+        device="cpu",
         loss_fn=nn.functional.cross_entropy,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
         split=["2"],
