@@ -53,6 +53,8 @@ class Columns:
 
     def parts(self, samples: int, microbatches: int) -> int:
         """Into how many micro-batches a batch is cut: every column gets a row of each."""
+        if self.count == 1:
+            return microbatches
         if samples < self.count:
             raise DataError(
                 f"a batch of {samples} sample(s) cannot be shared out among {self.count} replicas: expected at least "
