@@ -4,9 +4,9 @@ the same bytes to another rank of the machine and receiving them there costs eac
     python benchmarks/checksum_cost.py [--repeats 7] [--steps 8]
 
 Every block of a message is summed once by its sender and once by its receiver, on the threads that carry it. What the
-way costs is CPU time of both ranks with all their threads, checksums included, as `link_cost.py` measures it. `adler32`
-is the other checksum that comes with Python. The sum of the words by torch needs no further package either, but does
-not notice words that changed places.
+way costs is CPU time of both ranks with all their threads, checksums included, as `unlatch.throughput` measures it.
+`adler32` is the other checksum that comes with Python. The sum of the words by torch needs no further package either,
+but does not notice words that changed places.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import xxhash
 from common import interleave, options, spread, write
-from link_cost import Courier
 
 import unlatch
+from unlatch.throughput import Courier
 
 SIZES = {"1 MB": 2**20, "16 MB": 2**24}
 CHOSEN, BASE = "xxh3", "crc32"

@@ -11,7 +11,7 @@ a prediction is measured on both ranks at the same time, as they will also train
   much memory is in use as in training. The mean over passes, not the best:
   jitter has mean 1, and only means of blocks add up to the mean of a stage.
 - The update of each rank's stage as an action of its own, with the copy of its weights where older ones are needed.
-- An action: the CPU time that a stage of one number takes per action, without its messages.
+- An action: the CPU time that a stage of one number takes per action, with messages of a few bytes.
 - The jitter of each rank's own stage. Predictions are the mean over several seeds.
 - A message of the size that crosses the border. With as many ranks as cores its CPU time is charged to both ends.
 
@@ -37,7 +37,6 @@ import torch.distributed as dist
 from common import completions, options, spread, steady_seconds, write
 from layerpipe_speed import COSTS
 from layerpipe_speed import model as chain_model
-from link_cost import Courier, channel
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -55,6 +54,7 @@ from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.layerpipe import plan_layerpipe
 from unlatch.schedule.channel import Channel
 from unlatch.schedule.machine import Machine
+from unlatch.throughput import Courier, action_seconds, channel
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)
 SEEDS = 8
@@ -139,31 +139,6 @@ class Bench:
 def open_bench() -> None:
     torch.set_num_threads(1)
     Bench.courier = Courier()
-
-
-def action_seconds(count: int = 32) -> float:
-    """CPU seconds per action (forward, backward, update) where there is nothing to compute, messages left out."""
-    torch.manual_seed(0)
-    one = torch.ones(1, 1)
-    with unlatch.parallelize(
-        nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)),
-        get("pipedream", microbatches=1),
-        stages=2,
-        split=["1"],
-        loss_fn=mse_loss,
-        optimizer=SGD,
-    ) as run:
-        for _ in range(4):
-            run.step(one, one)
-        dist.barrier()
-        start = time.process_time()
-        for _ in range(count):
-            run.step(one, one)
-        busy = (time.process_time() - start) / count
-        run.flush()
-    message, _ = Bench.courier.cost(one.nbytes)
-    # Each rank sends one message per step and receives one.
-    return max(0.0, busy - 2 * message) / 3
 
 
 def prepare(name: str) -> Plan:

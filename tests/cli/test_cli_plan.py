@@ -340,3 +340,15 @@ def test_the_optimizer_of_the_settings_was_not_read(unlatch, conf):
     assert pipedream("momentum = 0.9\nnesterov = false") == ("some loss", pytest.approx(0.2))
     assert pipedream('name = "Adam"')[1] == pytest.approx(2.0)
     assert pipedream('name = "RMSprop"') == ("not known", None)
+
+
+def test_a_plan_by_measured_costs_counts_what_this_machine_takes_for_actions_and_messages(unlatch, conf):
+    """A perceptron on two processes is slower than in one: every method was promised a speed-up."""
+    flags = ("plan", conf, "--devices", 2, "--json")
+    found = json.loads(unlatch(*flags).stdout)
+    assert min(found["measured"].values()) > 0
+    assert not found["pays"]
+    ideal = json.loads(unlatch(*flags, "--ideal").stdout)
+    assert ideal["pays"]
+    assert "measured" not in ideal
+    assert "no method pays here" in unlatch(*flags[:-1]).stdout

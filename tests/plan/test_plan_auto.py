@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -16,7 +17,7 @@ from unlatch.advise.prediction import simulate_method
 from unlatch.advise.ranking import RISKS, USUAL, plan_auto
 from unlatch.config import from_mapping
 from unlatch.errors import PlanError
-from unlatch.methods import DTRP, LayerPipe, PipeDream
+from unlatch.methods import DTRP, LayerPipe, PipeDream, get
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.networks import mac_costs, network_shapes
 from unlatch.schedule.channel import Channel
@@ -223,3 +224,37 @@ def test_table_and_errors() -> None:
     refused = plan_auto(LAYERS, 4, methods=["bp"])
     assert refused.best.method == "bp"
     assert math.isfinite(refused.best.stability)
+
+
+def test_actions_updates_and_messages_were_free() -> None:
+    """A network of tiny layers was promised almost twice the speed of one device, whatever it takes to share it."""
+    layers = [LayerCost(f"l{n}", 1.0, 1.0, 1.0, 1000, 100) for n in range(8)]
+    free = plan_auto(layers, 2)
+    assert free.pays
+    dear = plan_auto(layers, 2, machine=Machine(Channel(1000, 2.0, overlapped=False), action=10.0), update=1.0)
+    assert not dear.pays
+    assert "no method pays" in dear.table()[-1]
+    assert "no method pays" not in "".join(free.table())
+    assert {one.method: one.stages for one in dear.ranking}["bp"] == 1
+    assert dear.to_json()["pays"] is False
+
+
+@pytest.mark.parametrize("name", ["bp", "pipedream", "layerpipe"])
+def test_an_update_of_all_weights_is_shared_by_their_bytes(name):
+    layers = [LayerCost(f"l{n}", 1.0, 1.0, 1.0, 0, weight) for n, weight in enumerate((300, 100, 0, 100))]
+    method = get(name, microbatches=1)
+    without, with_update = (simulate_method(method, layers, 1, update=update) for update in (0.0, 2.0))
+    assert with_update.time_per_batch == pytest.approx(without.time_per_batch + 2.0)
+    assert with_update.speedup == pytest.approx(1.0)
+    two = simulate_method("pipedream", layers, 2, split=["l2"], update=5.0)
+    # The first two layers take 5 and have four fifths of the bytes.
+    assert two.time_per_batch == pytest.approx(5 + 4)
+
+
+@given(parts=st.integers(1, 16), fixed=st.floats(0, 1))
+def test_the_fixed_share_of_a_layer_is_found_again_in_a_part_of_it(parts, fixed):
+    layer = LayerCost("a", 2.0, 3.0, 4.0, 8, 8, fixed=fixed)
+    part = layer.share(parts)
+    assert part.work == pytest.approx(9 * (fixed + (1 - fixed) / parts))
+    if parts > 1:
+        assert replace(layer, fixed=0).with_part(part, parts).fixed == pytest.approx(fixed, abs=1e-9)

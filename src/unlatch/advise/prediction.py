@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from ..errors import PlanError
 from ..lookup import did_you_mean
 from ..methods import Method
 from ..methods import get as get_method
 from ..plan import Plan
-from ..plan.layer_costs import LayerCost, Number, as_chain, total_work
+from ..plan.layer_costs import LayerCost, as_chain, exact, total_work
 from ..plan.layerpipe import PlannedTasks
 from ..plan.memory import layer_sizes, stage_memory, task_memory
 from ..plan.partition import contiguous_split
@@ -41,6 +41,7 @@ class MethodRun:
     - `costed`: its schedule, with times and bytes.
     - `starts`: first layer of each stage, where whole layers are placed.
     - `plan`: where tasks are placed one by one.
+    - `update`: what an update of all weights takes one device.
     """
 
     method: Method
@@ -50,6 +51,7 @@ class MethodRun:
     simulation: Simulation
     starts: tuple[int, ...] = ()
     plan: PlannedTasks | None = None
+    update: float = 0
 
     @property
     def microbatches(self) -> int:
@@ -69,8 +71,8 @@ class MethodRun:
 
     @property
     def speedup(self) -> float:
-        """How much faster than one device that does everything once."""
-        return float(total_work(self.layers)) / self.time_per_batch
+        """How much faster than one device that does everything once, with one update per batch."""
+        return (float(total_work(self.layers)) + self.update) / self.time_per_batch
 
     @property
     def utilisation(self) -> float:
@@ -143,6 +145,7 @@ def simulate_method(
     machine: Machine | None = None,
     linear: Sequence[bool] | None = None,
     data_bytes: float = 0,
+    update: float = 0,
 ) -> MethodRun:
     """Simulate a method.
 
@@ -158,6 +161,8 @@ def simulate_method(
     - `machine`: speeds, links, jitter.
     - `linear`: which layers are linear maps, if it is known: only they can share their D.
     - `data_bytes`: of one batch of data, for methods that send it on.
+    - `update`: what an update of all weights takes one device. Each device takes its share by the bytes of its weights,
+      beside what the machine charges for updates.
 
     >>> layers = [LayerCost(name, 1, 1, 1) for name in "abcd"]
     >>> run = simulate_method("pipedream", layers, 4)
@@ -169,7 +174,7 @@ def simulate_method(
     chain = as_chain(costs)
     chosen = get_method(method)
     machine = machine or Machine()
-    trial = _Trial(chain, devices, batches, batch_size, machine, data_bytes)
+    trial = _Trial(chain, devices, batches, batch_size, machine, data_bytes, update)
     if split is None:
         return trial.placed(chosen, linear) or trial.best_cut(chosen)
     starts = _positions(chain, split)
@@ -188,6 +193,7 @@ class _Trial:
     batch_size: int | None
     machine: Machine
     data_bytes: float
+    update: float
 
     def placed(self, method: Method, linear: Sequence[bool] | None) -> MethodRun | None:
         """Tasks one by one, if the method does that."""
@@ -199,7 +205,14 @@ class _Trial:
             return None
         plan, costed = found
         count = self.batches or _enough(False, plan.plan.busy_devices, parts)
-        return self._run(chosen, costed, count, self.machine, plan=plan)
+        weights = [0.0] * plan.devices
+        for task in plan.tasks:
+            if task.kind == "G":
+                weights[task.device] += float(task.fraction * exact(self.chain[task.layer].weight_bytes))
+        # Layers update one by one.
+        places = costed.devices or range(costed.schedule.stations)
+        updates = Counter(places[e.station] for e in costed.schedule.entries if e.kind.cost == "update")
+        return self._run(chosen, costed, count, self._updating(self.machine, weights, updates), plan=plan)
 
     def best_cut(self, method: Method) -> MethodRun:
         """With as many stages as there are devices; with fewer where messages would take longer than they save."""
@@ -226,7 +239,20 @@ class _Trial:
             machine = replace(machine, speeds=tuple(machine.speeds[:stages]))
         if not isinstance(machine.update, int | float):
             machine = replace(machine, update=tuple(machine.update[:stages]))
-        return self._run(method, costed, count, machine, starts=tuple(starts))
+        ends = (*starts[1:], len(self.chain))
+        weights = [sum(float(c.weight_bytes) for c in self.chain[a:b]) for a, b in zip(starts, ends, strict=True)]
+        return self._run(method, costed, count, self._updating(machine, weights), starts=tuple(starts))
+
+    def _updating(
+        self, machine: Machine, weights: Sequence[float], updates: Mapping[int, int] | None = None
+    ) -> Machine:
+        """The machine, with what updates of so many bytes of weights take each device, in so many entries."""
+        if not self.update or not sum(weights):
+            return machine
+        own = [machine.update] * len(weights) if isinstance(machine.update, int | float) else machine.update
+        counts = [1] * len(weights) if updates is None else [updates.get(n, 1) for n in range(len(weights))]
+        shares = [self.update * size / sum(weights) / count for size, count in zip(weights, counts, strict=True)]
+        return replace(machine, update=tuple(a + b for a, b in zip(own, shares, strict=True)))
 
     def _costed(self, method: Method, starts: Sequence[int]) -> Costed:
         parts = method.per_batch
@@ -246,7 +272,7 @@ class _Trial:
         in_bulk = costed.in_bulk(batches, method.accumulate, machine)
         _check_size(len(costed.schedule.entries), batches * method.per_batch, in_bulk)
         simulation = costed.simulate(batches, method.per_batch, method.accumulate, machine)
-        return MethodRun(method, tuple(self.chain), self.devices, costed, simulation, starts, plan)
+        return MethodRun(method, tuple(self.chain), self.devices, costed, simulation, starts, plan, self.update)
 
     def _cuts(self, method: Method, stages: int) -> Iterator[list[int]]:
         """Cuts among which the best one is: those of the method if messages take no time."""
@@ -312,22 +338,4 @@ def _positions(chain: Sequence[LayerCost], split: Sequence[str]) -> list[int]:
 
 
 def _shares(layers: Sequence[LayerCost], parts: int) -> list[LayerCost]:
-    return [_share(layer, parts) for layer in layers]
-
-
-def _share(layer: LayerCost, parts: int) -> LayerCost:
-    """The costs of one of `parts` equal parts of a batch; weights stay whole."""
-
-    def part(value: Number) -> Number:
-        return value / parts if isinstance(value, float) else Fraction(value, parts)
-
-    return LayerCost(
-        layer.name,
-        part(layer.F),
-        part(layer.D),
-        part(layer.G),
-        part(layer.activation_bytes),
-        layer.weight_bytes,
-        part(layer.hadamard),
-        None if layer.kept_bytes is None else part(layer.kept_bytes),
-    )
+    return [layer.share(parts) for layer in layers]

@@ -21,6 +21,13 @@ __all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]
 #: From harmless to harmful; methods are ranked by this first, then by time.
 RISKS = ("exact", "about bp", "some loss", "other gradient", "not known", "large loss")
 
+#: Gains below this are within the error of a prediction.
+_WORTH_IT = 1.1
+NO_METHOD_PAYS = (
+    "no method pays here: none that trains about as well as backpropagation is expected to be faster than one device "
+    "by more than a tenth. Train in one process, or give each device more to do: a larger batch, a larger model."
+)
+
 #: Of the optimizer that settings have unless they say otherwise.
 USUAL = Motion(0.9, nesterov=True)
 
@@ -90,12 +97,18 @@ class AutoPlan:
         """What to use."""
         return self.ranking[0]
 
+    @property
+    def pays(self) -> bool:
+        """Whether any harmless method that fits is expected to be faster than one device."""
+        return any(one.fits and one.risk in RISKS[:2] and one.speedup >= _WORTH_IT for one in self.ranking)
+
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values; `train` accepts what is under `config`."""
         return {
             "method": "auto",
             "devices": self.devices,
             "memory_limit": self.memory_limit,
+            "pays": self.pays,
             "config": self.best.to_config(),
             "ranking": [one.to_json() for one in self.ranking],
             "refused": self.refused,
@@ -118,7 +131,8 @@ class AutoPlan:
             for one in self.ranking
         ]
         lines = Table(heads, rows, left=(0, 6, 7)).lines()
-        return lines + [f"{name}: {reason}" for name, reason in self.refused.items()]
+        lines += [f"{name}: {reason}" for name, reason in self.refused.items()]
+        return lines if self.pays else [*lines, NO_METHOD_PAYS]
 
 
 def plan_auto(
@@ -133,6 +147,7 @@ def plan_auto(
     motion: Motion | None = USUAL,
     optimizer_slots: int = 1,
     input_bytes: float = 0,
+    update: float = 0,
 ) -> AutoPlan:
     """Rank methods for a model on `devices` devices.
 
@@ -146,6 +161,7 @@ def plan_auto(
     - `linear`: as in `simulate_method`.
     - `motion`: of the optimizer, for the risk that delay brings; `None` if there is no theory for it.
     - `optimizer_slots`, `input_bytes`: as in `MethodRun.device_bytes`.
+    - `update`: as in `simulate_method`.
 
     >>> layers = [LayerCost(name, 1, 1, 1, 1000, 100) for name in "abcdefgh"]
     >>> plan = plan_auto(layers, 2, methods=["bp", "1f1b", "pipedream"])
@@ -164,6 +180,7 @@ def plan_auto(
                 machine=machine,
                 linear=linear,
                 data_bytes=input_bytes,
+                update=update,
             )
         except PlanError as error:
             refused[one if isinstance(one, str) else one.name] = str(error)

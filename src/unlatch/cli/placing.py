@@ -79,5 +79,6 @@ def place(wish: Wish, layers: Layers) -> Placement:
         machine=wish.machine,
         linear=layers.linear,
         motion=USUAL if layers.optimizer is None else motion_of(layers.optimizer),
+        update=layers.update or 0.0,
     )
     return Placement(ranked.to_json(), ranked.table())

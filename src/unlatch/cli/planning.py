@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..methods import BASELINE
 from ..nn.chain import chain
+from ..nn.tree import batch_size, split_batch
 from ..plan import profile
 from ..plan.layer_costs import LARGEST, SMALLEST, LayerCost, read_layer_costs
 from ..plan.layer_groups import group_blocks, group_costs, grouped_profile, linear_of
 from ..plan.model_costs import model_costs
 from ..plan.networks import mac_costs, network_shapes, systolic_costs
-from ..schedule.channel import Channel
+from ..schedule.channel import FREE, Channel
 from ..schedule.machine import Machine
 from .cost_flags import CostSource
 from .prepare import build_model, loaders, model_options
@@ -30,19 +32,25 @@ __all__ = [
     "check_devices",
     "layer_costs",
     "machine_of",
+    "measured_machine",
     "writable",
 ]
 
 _BATCH, _ARRAY = 64, 128
+_PARTS, _UPDATES = 8, 4
 
 
 class Layers(NamedTuple):
-    """The layers; where the source tells, samples per batch, which layers are linear maps, what is to train them."""
+    """The layers; where the source tells, samples per batch, which layers are linear maps, what is to train them.
+
+    `update` is what an update of all weights takes, where it was measured.
+    """
 
     costs: list[LayerCost]
     batch: int | None = None
     linear: list[bool] | None = None
     optimizer: Optimizer | None = None
+    update: float | None = None
 
 
 def layer_costs(source: CostSource) -> Layers:
@@ -84,16 +92,35 @@ def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
     config, _ = read_settings(conf, [], method=BASELINE, data_dir=data_dir)
     loader = loaders(config)[0]
     x = loader.batch(0, 0)[0]
-    blocks = chain(build_model(config, model_options(config, loader)))
+    model = build_model(config, model_options(config, loader))
+    blocks = chain(model)
     spans = group_blocks(blocks)
     precision = config.run.precision
+    linear = [linear_of(blocks, span, precision) is not None for span in spans]
+    optimizer = config.optimizer_factory()([p for p in model.parameters() if p.requires_grad])
     if how == "mac":
         costs = group_costs(model_costs(blocks, x), blocks, spans)
-    else:
-        costs = grouped_profile(profile(blocks, x, precision=precision), spans)
-    linear = [linear_of(blocks, span, precision) is not None for span in spans]
-    optimizer = config.optimizer_factory()([nn.Parameter(torch.zeros(1))])
-    return Layers(costs, config.data.batch_size, linear, optimizer)
+        return Layers(costs, config.data.batch_size, linear, optimizer)
+    whole = grouped_profile(profile(blocks, x, precision=precision), spans)
+    # Small parts of a batch cost more than their share, and how much more decides whether micro-batches pay.
+    parts = min(_PARTS, batch_size(x) // 2)
+    if parts > 1:
+        part = grouped_profile(profile(blocks, split_batch(x, parts)[0], precision=precision), spans)
+        whole = [layer.with_part(small, parts) for layer, small in zip(whole, part, strict=True)]
+    return Layers(whole, config.data.batch_size, linear, optimizer, _update_seconds(optimizer))
+
+
+def _update_seconds(optimizer: Optimizer) -> float:
+    """What an update of all weights takes, the fastest of several."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    seconds = []
+    for _ in range(_UPDATES):
+        start = time.perf_counter()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 #: Beyond it a plan is a list of idle devices that no memory holds.
@@ -117,6 +144,16 @@ def machine_of(
     if not 0 <= jitter <= 10:
         raise ConfigError(f"--jitter is a relative standard deviation from 0 to 10, got {jitter}")
     return Machine(Channel(bandwidth, latency, overlapped), jitter=jitter, seed=seed)
+
+
+def measured_machine(given: Machine) -> Machine:
+    """This machine: what actions and messages cost here, unless other links are asked for."""
+    # Only whoever measures waits for it.
+    from ..throughput import machine_costs
+
+    found = machine_costs()
+    channel = given.channel if given.channel != FREE else found.channel
+    return replace(given, channel=channel, action=found.action)
 
 
 def check_devices(count: int) -> int:

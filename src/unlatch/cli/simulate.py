@@ -70,7 +70,8 @@ def command(
         (csv, "--csv", ()),
     ):
         writable(path, flag, endings)
-    layers, samples, linear, _ = layer_costs(CostSource(costs, network, conf, cost_model, batch, array, data_dir))
+    found = layer_costs(CostSource(costs, network, conf, cost_model, batch, array, data_dir))
+    layers, samples, linear = found.costs, found.batch, found.linear
     rows = sweep(layers, counts, names, batches=batches, batch_size=samples, machine=machine, linear=linear)
     if csv is not None:
         write_sweep(csv, rows)

@@ -57,6 +57,8 @@ class LayerCost:
     hadamard: Number = 0
     #: What must be kept from F to G; by default the layer's input.
     kept_bytes: Number | None = None
+    #: The share of F, D and G that a part of a batch costs whole, however small: starting operations, for one.
+    fixed: Number = 0
 
     @property
     def backward(self) -> Number:
@@ -67,6 +69,40 @@ class LayerCost:
     def work(self) -> Number:
         """All three tasks together."""
         return self.F + self.D + self.G
+
+    def share(self, parts: int) -> LayerCost:
+        """What one of `parts` equal parts of the batch costs; weights stay whole.
+
+        >>> half = LayerCost("conv1", F=8, D=8, G=8, activation_bytes=8, fixed=Fraction(1, 4)).share(2)
+        >>> int(half.F), int(half.activation_bytes)
+        (5, 4)
+        """
+
+        def part(value: Number, whole: Number = 0) -> Number:
+            rest = (1 - whole) * value
+            return value * whole + (rest / parts if isinstance(rest, float) else Fraction(rest, parts))
+
+        return LayerCost(
+            self.name,
+            part(self.F, self.fixed),
+            part(self.D, self.fixed),
+            part(self.G, self.fixed),
+            part(self.activation_bytes),
+            self.weight_bytes,
+            part(self.hadamard, self.fixed),
+            None if self.kept_bytes is None else part(self.kept_bytes),
+        )
+
+    def with_part(self, part: LayerCost, parts: int) -> LayerCost:
+        """The same costs, with the share that is fixed as one of `parts` equal parts of the batch shows it.
+
+        >>> LayerCost("conv1", F=8, D=8, G=8).with_part(LayerCost("conv1", F=5, D=5, G=5), 2).fixed
+        0.25
+        """
+        if not self.work or parts < 2:
+            return self
+        found = (parts * float(part.work) / float(self.work) - 1) / (parts - 1)
+        return replace(self, fixed=min(max(found, 0.0), 1.0))
 
 
 #: Costs between which all planners compute without overflow.
@@ -106,6 +142,7 @@ class _Layer(BaseModel):
     weight_bytes: _Cost = 0
     hadamard: _Cost = 0
     kept_bytes: _Cost | None = None
+    fixed: _Cost = 0
 
 
 _FILE = TypeAdapter(list[_Layer])
@@ -128,6 +165,8 @@ def as_chain(costs: Sequence[LayerCost]) -> list[LayerCost]:
             # Compared, not converted: an integer may be too large for a float.
             if value is not None and not 0 <= value < math.inf:
                 raise PlanError(f"{_where(position, layer.name)}: {field} must be finite and not negative, got {value}")
+        if not 0 <= layer.fixed <= 1:
+            raise PlanError(f"{_where(position, layer.name)}: fixed is a share from 0 to 1, got {layer.fixed}")
         if layer.hadamard > layer.D:
             raise PlanError(
                 f"{_where(position, layer.name)}: hadamard is a part of D, but {layer.hadamard} is more than {layer.D}"
@@ -173,7 +212,7 @@ def layer_costs_from_json(data: Any, source: str = "costs") -> list[LayerCost]:
     - `source`: how error texts call it.
 
     >>> layer_costs_from_json([{"name": "fc", "F": 1, "G": 2}])
-    [LayerCost(name='fc', F=1, D=0, G=2, activation_bytes=0, weight_bytes=0, hadamard=0, kept_bytes=None)]
+    [LayerCost(name='fc', F=1, D=0, G=2, activation_bytes=0, weight_bytes=0, hadamard=0, kept_bytes=None, fixed=0)]
     """
     if not isinstance(data, list) or not data:
         raise PlanError(
@@ -204,8 +243,9 @@ def layer_costs_to_json(costs: Sequence[LayerCost]) -> list[dict[str, Any]]:
     entries = []
     for layer in costs:
         fields = {key: value for key, value in asdict(layer).items() if value is not None}
-        if not layer.hadamard:
-            del fields["hadamard"]
+        for name in ("hadamard", "fixed"):
+            if not fields[name]:
+                del fields[name]
         entries.append({k: float(v) if isinstance(v, Fraction) else v for k, v in fields.items()})
     return entries
 

@@ -2,7 +2,8 @@
 
 `subject` says what is trained, `systems` who trains it (read it first), `torch_pipeline` is one of them, `field` lists
 all, `session` lets them take turns on the same ranks and makes rows, `picture` draws these. `timing` and `resident`
-measure one of them. `unlatch bench throughput` and `benchmarks/pipeline_speed.py` are built on this.
+measure one of them. `this_machine` measures what comes on top of all work: messages and actions. `unlatch bench
+throughput` and `benchmarks/pipeline_speed.py` are built on this.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from .picture import draw
 from .session import Row, compare
 from .subject import Subject
 from .systems import DDP, Independent, Ours, Plain, System, Unsuitable
+from .this_machine import Courier, MachineCosts, action_seconds, channel, machine_costs
 from .torch_pipeline import TorchPipeline
 
 __all__ = [
     "DDP",
+    "Courier",
     "Independent",
+    "MachineCosts",
     "Ours",
     "Plain",
     "Row",
@@ -24,7 +28,10 @@ __all__ = [
     "System",
     "TorchPipeline",
     "Unsuitable",
+    "action_seconds",
+    "channel",
     "compare",
     "draw",
     "everybody",
+    "machine_costs",
 ]
