@@ -287,6 +287,17 @@ def test_recalibration_reports_both_and_changes_nothing():
     assert single["recalibrated_loss"] == pytest.approx(expected, rel=0.02)
 
 
+def test_the_short_cut_was_evaluated_with_the_statistics_of_the_test_batch():
+    """A sample was judged by those beside it, and accuracies of shallow depended on the size of test batches."""
+    run = conv_run(AuxNet(), 2)
+    feed(run, DATA)
+    x, y = DATA[0]
+    together = run.evaluate([(x, y)], path="auxiliary")
+    one_by_one = [run.evaluate([(x[n : n + 1], y[n : n + 1])], path="auxiliary")["loss"] for n in range(len(x))]
+    assert sum(one_by_one) / len(x) == pytest.approx(together["loss"], rel=1e-5)
+    assert len({round(loss, 4) for loss in one_by_one}) > 6
+
+
 def test_a_long_run_keeps_the_newest_measurements_only(monkeypatch):
     for module in (auxnet_station, auxnet_probe):
         monkeypatch.setattr(module, "MOST_RECORDS", 3)

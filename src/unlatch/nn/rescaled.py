@@ -18,7 +18,8 @@ _MOMENTUM = 0.1
 class Rescaled(nn.Module):
     """Parts of a network in a row, whose output is normalised per channel and then given the target's mean and spread.
 
-    The network that is trained needs no extra normalisation of its own: it is the prediction that adapts.
+    The network that is trained needs no extra normalisation of its own: it is the prediction that adapts. As in batch
+    norm, training normalises with the statistics of the batch and evaluation with running ones.
 
     **Arguments:**
 
@@ -37,15 +38,19 @@ class Rescaled(nn.Module):
     mean: Tensor
     spread: Tensor
     seen: Tensor
+    own_mean: Tensor
+    own_spread: Tensor
+    own_seen: Tensor
 
     def __init__(self, parts: Sequence[nn.Module], shape: tuple[int, ...], *, rescale: bool = True) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.rescale = rescale
         dtype = next((p.dtype for p in self.parts.parameters()), None)
-        self.register_buffer("mean", torch.zeros(channel_shape(shape), dtype=dtype))
-        self.register_buffer("spread", torch.ones(channel_shape(shape), dtype=dtype))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        for whose in ("", "own_"):
+            self.register_buffer(f"{whose}mean", torch.zeros(channel_shape(shape), dtype=dtype))
+            self.register_buffer(f"{whose}spread", torch.ones(channel_shape(shape), dtype=dtype))
+            self.register_buffer(f"{whose}seen", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tree) -> Tensor:
         for part in self.parts:
@@ -53,15 +58,28 @@ class Rescaled(nn.Module):
         out: Tensor = x
         if not self.rescale:
             return out
-        return (normalised(widened(out)) * self.spread + self.mean).to(out.dtype)
+        wide = widened(out)
+        if self.training:
+            # What is only looked at, without a graph, was or will be counted with one.
+            if torch.is_grad_enabled():
+                self._note(wide.detach(), "own_")
+            plain = normalised(wide)
+        else:
+            plain = (wide - self.own_mean) / self.own_spread
+        return (plain * self.spread + self.mean).to(out.dtype)
 
     @torch.no_grad()
     def observe(self, target: Tensor) -> None:
         """Take note of the range of what should have been predicted."""
-        if not self.rescale:
-            return
-        mean, spread = channel_statistics(widened(target))
-        weight = _MOMENTUM if int(self.seen) else 1.0
+        if self.rescale:
+            self._note(widened(target), "")
+
+    @torch.no_grad()
+    def _note(self, values: Tensor, whose: str) -> None:
+        names = f"{whose}mean", f"{whose}spread"
+        seen: Tensor = getattr(self, f"{whose}seen")
+        weight = _MOMENTUM if int(seen) else 1.0
         # New tensors: a graph under way may still hold the old ones.
-        self.mean, self.spread = self.mean.lerp(mean, weight), self.spread.lerp(spread, weight)
-        self.seen += 1
+        for name, found in zip(names, channel_statistics(values), strict=True):
+            setattr(self, name, getattr(self, name).lerp(found.to(getattr(self, name).dtype), weight))
+        seen += 1

@@ -125,7 +125,6 @@ class AuxNetSource(Source):
         return self.net.module
 
     def evaluate(self, x: Any) -> Tensor:
-        # The output is normalised with the statistics of its own batch, in training as here.
         self.module.eval()
         try:
             with torch.no_grad():
