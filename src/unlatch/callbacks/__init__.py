@@ -8,6 +8,7 @@ from ..train.callback import Callback
 from .average import EMA
 from .folder import RunFolder
 from .keeping import Checkpointing
+from .live import Live
 from .logs import LearningRates, MetricsFiles, TensorBoard
 from .probing import GradientProbing
 from .progress import Progress
@@ -20,6 +21,7 @@ __all__ = [
     "EarlyStopping",
     "GradientProbing",
     "LearningRates",
+    "Live",
     "MetricsFiles",
     "Progress",
     "RunFolder",

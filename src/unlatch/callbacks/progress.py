@@ -13,7 +13,7 @@ from rich.progress import Progress as RichProgress
 
 from ..train import Callback, Epoch, StepResult, Trainer
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "steps_of"]
 
 #: Seconds between two lines inside a long epoch.
 _QUIET = 20.0
@@ -70,7 +70,7 @@ class Progress(Callback):
                 TimeRemainingColumn(),
                 console=self._console,
             )
-            self._task = self._bar.add_task("", total=_steps(trainer))
+            self._task = self._bar.add_task("", total=steps_of(trainer))
             self._bar.start()
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
@@ -79,7 +79,7 @@ class Progress(Callback):
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=result.step, description=str(self._pace))
         elif time.monotonic() - self._said > _QUIET:
-            steps = _steps(trainer)
+            steps = steps_of(trainer)
             self._say(trainer, f"batch {result.step}{'' if steps is None else f'/{steps}'}  {self._pace}")
 
     def on_epoch(self, trainer: Trainer, epoch: Epoch) -> None:
@@ -114,7 +114,7 @@ def _can_move(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def _steps(trainer: Trainer) -> int | None:
+def steps_of(trainer: Trainer) -> int | None:
     """Steps of the whole training, if the loader knows its length: several batches may be joined to one."""
     batches = trainer.batches_per_epoch
     return None if batches is None else trainer.until * math.ceil(batches / trainer.run.method.joined)

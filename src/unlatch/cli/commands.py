@@ -20,6 +20,7 @@ __all__ = ["COMMANDS", "PAIRS", "Commands"]
 COMMANDS = {
     "init": "Write a settings file to begin with: it trains as it is.",
     "train": "Train a model and keep everything about it in a run folder.",
+    "show": "Open a page that shows runs, finished or still training.",
     "compare": "Compare runs by accuracy, speed, bubble, staleness and memory.",
     "plan": "Place the work of a network on devices, or rank all methods.",
     "simulate": "Simulate methods: time, utilisation, staleness, memory, traffic.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
+from ..io.run_folder import names_apart
 from .console import emit_json
 
 if TYPE_CHECKING:
@@ -56,13 +57,8 @@ def command(
 
 
 def _labelled(records: list[Record]) -> dict[str, list[Record]]:
-    """Runs by the name of their folder, with as much of the path as tells them apart."""
-    for depth in range(1, 8):
-        labels = ["/".join(record.folder.resolve().parts[-depth:]) for record in records]
-        if len(set(labels)) == len(labels):
-            break
-    else:
-        raise ConfigError("the same run folder is named twice")
+    """Runs by the name of their folder."""
+    labels = names_apart([record.folder for record in records])
     return {label: [record] for label, record in zip(labels, records, strict=True)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..callbacks import Callback, Checkpointing, GradientProbing, Progress, RunFolder
+from ..callbacks import Callback, Checkpointing, GradientProbing, Live, Progress, RunFolder
 from ..data.loader import Loader
 from ..errors import ConfigError, Interrupted
 from ..io.checkpoints import Checkpoints
@@ -39,6 +39,7 @@ class SessionOptions:
     - `probe_every`: updates between comparisons of the gradients with backpropagation; 0 for none.
     - `recalibrate`: training batches on which statistics of batch norm are estimated for a second evaluation at the
       end; 0 for none.
+    - `live`: whether somebody follows the run: then what they should know from the start, else `None`.
     """
 
     folder: str
@@ -50,6 +51,7 @@ class SessionOptions:
     silent: bool = False
     probe_every: int = 0
     recalibrate: int = 0
+    live: tuple[str, ...] | None = None
 
 
 def train_session(
@@ -82,6 +84,8 @@ def _train(
     callbacks: list[Callback] = [Checkpointing(_checkpoints(options), options.save_every), folder]
     if probes:
         callbacks.append(GradientProbing(options.probe_every))
+    if options.live is not None:
+        callbacks.append(Live(options.folder, options.live))
     if not options.silent:
         callbacks.append(Progress(people(options.people_on_stderr)))
     trainer = Trainer(run, callbacks=callbacks)

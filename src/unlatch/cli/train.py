@@ -78,6 +78,15 @@ def command(
             help="At the end evaluate again, with batch norm estimated anew on so many training batches.",
         ),
     ] = 0,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve a page that shows the run while it trains, on this machine only.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=65535, help="Where --live serves; default: any free port.")
+    ] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(metavar="RUN_DIR", help="A run to show beside this one; repeatable.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON; progress goes to stderr.")
     ] = False,
@@ -90,6 +99,7 @@ def command(
     unlatch train --resume runs/dtrp-1 --epochs 20
     unlatch train conf.toml --stages 2 --processes 2 --save-every "5 minutes" --max-restarts 3
     unlatch train --resume latest
+    unlatch train conf.toml --live --beside runs/bp-1
     unlatch train conf.toml --method fdg --stages 4 --probe gradients
     unlatch train conf.toml --method 1f1b --stages 2 --replicas 2 --processes 4
     torchrun --nproc-per-node 4 -m unlatch train conf.toml --stages 4
@@ -124,6 +134,9 @@ def command(
             max_restarts=max_restarts,
             probe_every=probe_every if probe is not None else 0,
             recalibrate=recalibrate,
+            live=live,
+            port=port,
+            beside=beside or [],
             as_json=as_json,
         )
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from ..data.loader import Loader
 from ..errors import ConfigError, Interrupted, PlanError, UnlatchError
 from ..io.checkpoints import Checkpoints
 from ..io.durable import current
-from ..io.run_folder import RunFolder, checkpoints_in, facts_of
+from ..io.run_folder import RunFolder, checkpoints_in, facts_of, settings_in
 from ..io.space import shortage
+from ..live.beside import PageBeside
+from ..live.following import Followed
 from ..lookup import also_searched, search_also
 from ..methods import get
 from ..report.stages import stage_table
@@ -59,15 +61,19 @@ class Request:
     max_restarts: int
     probe_every: int
     recalibrate: int
+    live: bool
+    port: int | None
+    beside: list[Path]
     as_json: bool
 
 
 def train(request: Request) -> None:
     """Train and say what came of it; a run that was interrupted exits by the code of its signal."""
     request = replace(request, save_every=_interval(request.save_every, request.keep_best, request.max_restarts))
-    summary = _under_torchrun(request) if under_torchrun() else _here(request)
-    if rank() == 0:
-        _report(summary, request.as_json)
+    with _page(request) as page:
+        summary = _under_torchrun(request, page) if under_torchrun() else _here(request, page)
+        if rank() == 0:
+            _report(summary, request.as_json)
     if summary["status"] == "interrupted":
         raise typer.Exit(128 + (summary["signal"] or signal.SIGINT))
 
@@ -83,9 +89,19 @@ def _interval(save_every: str | None, keep_best: int, max_restarts: int) -> str 
     return text if every is not None else None
 
 
-def _here(request: Request) -> dict[str, Any]:
+def _page(request: Request) -> AbstractContextManager[PageBeside | None]:
+    """The page that shows the run, if one is asked for; the first rank has it."""
+    if not request.live and (request.port is not None or request.beside):
+        flag = "--beside" if request.port is None else "--port"
+        raise ConfigError(f"{flag} is about the page of --live: add --live")
+    for folder in request.beside:
+        Followed(folder)
+    return PageBeside(request.port or 0) if request.live and rank() == 0 else nullcontext()
+
+
+def _here(request: Request, page: PageBeside | None) -> dict[str, Any]:
     """Train inline, or on ranks started from here."""
-    with _ready(request) as (prepared, options, data):
+    with _ready(request, page) as (prepared, options, data):
         run = prepared.config.run
         if run.processes == 1:
             return {**train_session(prepared, options, data), "out": options.folder}
@@ -93,7 +109,7 @@ def _here(request: Request) -> dict[str, Any]:
             return {**ranks.run(train_session, prepared, options)[0], "out": options.folder}
 
 
-def _under_torchrun(request: Request) -> dict[str, Any]:
+def _under_torchrun(request: Request, page: PageBeside | None) -> dict[str, Any]:
     """Train as one of the processes that torchrun started; the first decides for all."""
     with all_ranks() as world, ExitStack() as opened:
         request.run["processes"] = world.size
@@ -101,7 +117,7 @@ def _under_torchrun(request: Request) -> dict[str, Any]:
         data = None
         if world.rank == 0:
             try:
-                prepared, options, data = opened.enter_context(_ready(request))
+                prepared, options, data = opened.enter_context(_ready(request, page))
                 found = prepared, options
             except UnlatchError as error:
                 found = error
@@ -117,7 +133,9 @@ def _under_torchrun(request: Request) -> dict[str, Any]:
 
 
 @contextmanager
-def _ready(request: Request) -> Iterator[tuple[PreparedRun, SessionOptions, tuple[Loader, Loader]]]:
+def _ready(
+    request: Request, page: PageBeside | None
+) -> Iterator[tuple[PreparedRun, SessionOptions, tuple[Loader, Loader]]]:
     """All that is decided before any process trains, and the folder of the run."""
     before = continued(request.resume, request.out) if request.resume is not None else None
     for folder in facts_of(before.folder).get(_BESIDE, []) if before is not None else []:
@@ -130,14 +148,20 @@ def _ready(request: Request) -> Iterator[tuple[PreparedRun, SessionOptions, tupl
     data = loaders(config)
     prepared = _prepare(request, config, data[0], before)
     with _folder(request, config, before.folder if before is not None else begun) as folder:
-        _announce(people(request.as_json), prepared, notes, folder, before)
+        console = people(request.as_json)
+        _announce(console, prepared, notes, folder, before)
         _check_room(prepared, folder, before)
+        if page is not None:
+            page.show(folder.path, *request.beside)
+            console.print(f"live: {page.url}")
+        warned = [prepared.advice.warning] if prepared.advice.warning is not None else []
+        live = (*notes, *prepared.notes, *warned) if request.live else None
         with heeding_stop_file(folder.path):
-            yield prepared, _session_options(request, folder, before), data
+            yield prepared, _session_options(request, folder, before, live), data
 
 
 def _settings(request: Request, before: Continued | None) -> tuple[Config, list[str]]:
-    source = request.conf or (_newest_settings(before.folder) if before is not None else None)
+    source = request.conf or (settings_in(before.folder) if before is not None else None)
     if source is None:
         raise ConfigError("which settings? Expected a TOML file: unlatch train conf.toml")
     if before is not None and request.plan is not None:
@@ -194,15 +218,9 @@ def _prepare(request: Request, config: Config, train: Loader, before: Continued 
 
 def _goes_on(before: Continued, config: Config) -> bool:
     """Whether it stays the same run: its model, method and cut as asked for."""
-    earlier = load(_newest_settings(before.folder))
+    earlier = load(settings_in(before.folder))
     same = (earlier.model, earlier.method) == (config.model, config.method)
     return same and (earlier.run.stages, earlier.run.split) == (config.run.stages, config.run.split)
-
-
-def _newest_settings(folder: Path) -> Path:
-    """The settings a run was last continued with: `config-3.toml` rather than `config.toml`."""
-    numbered = {int(name): path for path in folder.glob("config-*.toml") if (name := path.stem[7:]).isdigit()}
-    return numbered[max(numbered)] if numbered else folder / "config.toml"
 
 
 @contextmanager
@@ -243,7 +261,9 @@ def _check_room(prepared: PreparedRun, folder: RunFolder, before: Continued | No
         raise ConfigError(problem)
 
 
-def _session_options(request: Request, folder: RunFolder, before: Continued | None) -> SessionOptions:
+def _session_options(
+    request: Request, folder: RunFolder, before: Continued | None, live: tuple[str, ...] | None
+) -> SessionOptions:
     return SessionOptions(
         str(folder.path),
         resume=str(before.checkpoint) if before is not None else None,
@@ -253,6 +273,7 @@ def _session_options(request: Request, folder: RunFolder, before: Continued | No
         people_on_stderr=request.as_json,
         probe_every=request.probe_every,
         recalibrate=request.recalibrate,
+        live=live,
     )
 
 

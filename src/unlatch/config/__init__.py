@@ -1,6 +1,6 @@
 """Settings from a TOML file, mirroring the arguments of `parallelize` one to one.
 
-`sections` says what can be set, `load` reads it, `problems` explains what is wrong in plain words, `lr` and `optimizer`
+`sections` says what can be set, `load` reads it (`unlatch.problems` has the words), `lr` and `optimizer`
 turn text into factories that travel to other processes.
 """
 

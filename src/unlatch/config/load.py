@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from .problems import explain
+from ..problems import explain
 from .sections import Config, sections
 
 __all__ = ["Judge", "from_mapping", "load", "values_of"]

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ConfigError
 from ..lookup import import_function
-from .problems import hint
+from ..problems import hint
 
 __all__ = ["OptimizerFactory", "check_options", "defaults", "find"]
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ..errors import ConfigError
 from ..lookup import import_function
+from ..problems import hint
 from .lr import LRCurve, LRFactory
 from .optimizer import OptimizerFactory, check_options, defaults
-from .problems import hint
 
 __all__ = ["Config", "Data", "LRSettings", "Method", "Model", "OptimizerSettings", "RunSettings", "sections"]
 

@@ -18,6 +18,7 @@ import io
 import json
 import logging
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ..errors import ConfigError
 from . import durable
 
-__all__ = ["Metrics", "read", "rewind"]
+__all__ = ["Metrics", "Tail", "read", "rewind"]
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,48 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     return [_parsed(line, f"{file}, line {number}") for number, line in enumerate(whole, start=1)]
+
+
+class Tail:
+    """The metrics of a run that may still be writing them: each look reads only what is new.
+
+    **Arguments:** `folder`: of the run.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     metrics, tail = Metrics(folder), Tail(folder)
+    ...     metrics.log(1, {"train/loss": 2.5})
+    ...     first = len(tail.look())
+    ...     metrics.log(2, {"train/loss": 2.25})
+    ...     metrics.close()
+    ...     first, len(tail.look())
+    (1, 2)
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._path = Path(folder) / "metrics.jsonl"
+        self._rows: list[dict[str, Any]] = []
+        self._read = 0
+        self._file: tuple[int, int] | None = None
+
+    def look(self) -> list[dict[str, Any]]:
+        """All lines that are whole by now, oldest first. The list grows; after a `rewind` it is another one."""
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if (found.st_dev, found.st_ino) != self._file or found.st_size < self._read:
+                    self._rows, self._read, self._file = [], 0, (found.st_dev, found.st_ino)
+                file.seek(self._read)
+                *whole, _ = file.read().split(b"\n")
+        except FileNotFoundError:
+            self._rows, self._read, self._file = [], 0, None
+            return self._rows
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be read: {error.strerror}") from error
+        for line in whole:
+            self._rows.append(_parsed(line, f"{self._path}, line {len(self._rows) + 1}"))
+            self._read += len(line) + 1
+        return self._rows
 
 
 def rewind(folder: str | Path, step: int, epochs: int) -> list[dict[str, Any]]:

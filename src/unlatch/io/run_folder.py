@@ -6,6 +6,7 @@ runs/dtrp-3/
   metrics.jsonl     numbers over the run, see `metrics`
   metrics.csv
   checkpoints/      see `checkpoints`
+  live/             what each rank did last, if the run is followed: see `callbacks.Live`
 
 While a run writes into its folder it holds a lock on it, which the system releases when the process ends, however that
 comes about: a second run is refused instead of mixing with the first.
@@ -20,7 +21,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,11 @@ from ..errors import ConfigError
 from . import durable
 from .versions import versions
 
-__all__ = ["RunFolder", "checkpoints_in", "facts_of", "is_run"]
+__all__ = ["RunFolder", "checkpoints_in", "facts_of", "is_held", "is_run", "live_file", "names_apart", "settings_in"]
 
 _MARK = "versions.json"
+#: How often, and how many seconds apart, a lock is tried again.
+_TRIES, _MOMENT = 10, 0.02
 
 
 def is_run(path: str | Path) -> bool:
@@ -53,13 +57,62 @@ def checkpoints_in(path: str | Path) -> Path:
     return Path(path) / "checkpoints"
 
 
+def names_apart(paths: Sequence[Path]) -> list[str]:
+    """What to call each of some runs: the name of its folder, with as much of the path as tells them apart.
+
+    >>> names_apart([Path("mine/dtr-1"), Path("yours/dtr-1")])
+    ['mine/dtr-1', 'yours/dtr-1']
+    """
+    for depth in range(1, 8):
+        names = ["/".join(path.resolve().parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise ConfigError("the same run folder is named twice")
+
+
+def settings_in(path: str | Path) -> Path:
+    """The settings a run was last continued with: `config-3.toml` rather than `config.toml`."""
+    numbered = {int(name): file for file in Path(path).glob("config-*.toml") if (name := file.stem[7:]).isdigit()}
+    return numbered[max(numbered)] if numbered else Path(path) / "config.toml"
+
+
+def live_file(path: str | Path, rank: int) -> Path:
+    """Where a rank tells what it does just now."""
+    return Path(path) / "live" / f"rank{rank}.json"
+
+
+def is_held(path: str | Path) -> bool | None:
+    """Whether a run is writing to this folder now; `None` where the file system does not tell.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     with RunFolder.new("dtrp", root) as folder:
+    ...         held = is_held(folder.path)
+    ...     held, is_held(folder.path)
+    (True, False)
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
 class _Lock:
     """Holds a folder until it is released, forgotten, or the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _hold(self._descriptor)
         except BlockingIOError:
             self.release()
             raise ConfigError(
@@ -76,6 +129,16 @@ class _Lock:
 
     def __del__(self) -> None:
         self.release()
+
+
+def _hold(descriptor: int) -> None:
+    """Lock a folder. `is_held` has it for a moment, which is no reason to refuse a run."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_MOMENT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ import importlib.metadata
 import os
 import platform
 
-import torch
-
 __all__ = ["versions"]
 
 _PACKAGES = ("unlatch", "torch", "numpy", "scipy", "safetensors", "pydantic", "scikit-learn")
@@ -19,6 +17,9 @@ def versions() -> dict[str, str | int]:
     >>> sorted(versions())[:3]
     ['cores', 'interop_threads', 'machine']
     """
+    # Whoever only reads a run's folder does not wait for it.
+    import torch
+
     return {
         "python": platform.python_version(),
         **{package: _installed(package) for package in _PACKAGES},

@@ -13,10 +13,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..config.problems import explain
 from ..errors import PlanError
 from ..io.json_file import read_json
 from ..lookup import did_you_mean
+from ..problems import explain
 from .layer_costs import plain
 from .plan import Plan
 from .tasks import MODES, Task, TaskKind, by_task

@@ -4,7 +4,7 @@
      "captions": {"timelines": "...", "curves": "...", "costs": "...", "measures": "..."},
      "table": {"heads": [...], "rows": [[...]], "left": [0], "notes": ["..." or null, one per row]},
      "runs": [{
-       "label": "dtr", "baseline": false, "status": "running" | "finished" | "interrupted",
+       "label": "dtr", "baseline": false, "status": "running" | "finished" | "interrupted" | ...,
        "progress": {"share": 0.4 or null, "text": "epoch 2 of 5"}, "facts": [["loss", "0.13"]], "warnings": ["..."],
        "speed": 1234.5, "ratio": 1.6, "accuracy": 0.97, "bubble": 0.1,
        "stages": [{"stage": 0, "staleness": 1.0, "predicted": 1.0, "bubble": 0.1, "peak_bytes": 100, ...}],
@@ -13,8 +13,9 @@
        "timeline": {"rows": ["stage 0"], "kinds": [{"kind": "F", "words": "forward", "cost": "forward"}],
                     "spans": [[row, kind, stage, batch, start, end]], "unit": "ms", "window": [0, 80]}}]}
 
-Everything but `title` and `runs`, and in a run everything but `label`, may be missing. A number that is not finite is
-`null`.
+A server may add `"live": {"closes": true, "again": "unlatch show ..."}`: that this is its last document, and how to
+see the runs again. Everything but `title` and `runs`, and in a run everything but `label`, may be missing. A number
+that is not finite is `null`.
 """
 
 from __future__ import annotations

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib import colormaps
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
-from .picture import Picture
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Measures", "measures_figure", "measures_of"]
 
@@ -40,6 +37,12 @@ def measures_of(rows: Iterable[Mapping[str, Any]]) -> Measures:
 
 def measures_figure(groups: Mapping[str, Measures]) -> Figure:
     """One panel per measure, one colour per stage, one kind of line per run."""
+    # Whoever only reads runs does not wait for a plotting library.
+    from matplotlib import colormaps
+    from matplotlib.lines import Line2D
+
+    from .picture import Picture
+
     named = dict.fromkeys(name for measures in groups.values() for name in measures)
     shown = [name for name in named if any(_tells(measures.get(name, {})) for measures in groups.values())]
     figure = Picture(figsize=(3.4 * max(1, len(shown)), 3.4), layout="constrained")

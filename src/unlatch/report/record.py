@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config.problems import explain
 from ..errors import ConfigError
 from ..io import metrics
 from ..io.json_file import read_json
+from ..problems import explain
 from ..runtime.events import Event
 from .measures import Measures, measures_of
 

@@ -214,6 +214,11 @@ class Engine:
         return self._recorder
 
     @property
+    def recorded(self) -> Recorder:
+        """What is known of it already: nobody waits for a device."""
+        return self._recorder
+
+    @property
     def stages(self) -> dict[int, Stage]:
         """The stages that live in this process, by station."""
         return {index: s.stage for index, s in self.stations.items() if s.stage is not None}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from ..runtime.events import bubble
+from ..runtime.events import Event, bubble
 from .run import Run
-from .statistics import StageStatistics
+from .statistics import StageStatistics, local_statistics
 
-__all__ = ["Measured", "measure"]
+__all__ = ["Measured", "measure", "recently"]
 
 _LOGGED = (
     "staleness",
@@ -45,11 +46,7 @@ class Measured:
 
     def rows(self) -> list[dict[str, Any]]:
         """The plain numbers of each stage by name."""
-        return [
-            {k: v for k, v in asdict(stage).items() if isinstance(v, int | float | None)}
-            | {"bubble": self.bubbles[stage.rank]}
-            for stage in self.stages
-        ]
+        return [_plain(stage) | {"bubble": self.bubbles[stage.rank]} for stage in self.stages]
 
     def numbers(self) -> dict[str, float]:
         """All of them by the names that logs use."""
@@ -57,6 +54,10 @@ class Measured:
             f"{_label(row)}/{name}": row[name] for row in self.rows() for name in _LOGGED if row[name] is not None
         }
         return staged | {name: value for part in self.special for name, value in part.metrics().items()}
+
+
+def _plain(stage: StageStatistics) -> dict[str, Any]:
+    return {name: value for name, value in vars(stage).items() if isinstance(value, int | float | None)}
 
 
 def _label(row: Mapping[str, Any]) -> str:
@@ -71,3 +72,14 @@ def measure(run: Run, since: float) -> Measured:
     with run._reporting("statistics"):
         idle = tuple(run._world.gather(bubble(mine, {e.stage for e in mine})))
     return Measured(stages, idle, tuple(run.method_statistics()))
+
+
+def recently(run: Run, most: int) -> tuple[list[Event], list[dict[str, Any]]]:
+    """What the stages of this rank did last, and the plain numbers of each; bubble and delay are of these actions.
+
+    Asked in the midst of training: it waits for no other rank and no device, and costs as much as `most` actions.
+    """
+    recorder = run._engine.recorded
+    events = list(islice(reversed(recorder.events), most))[::-1]
+    stages = local_statistics(run._engine, run.method, run._world, run._links, recorder, events)
+    return events, [_plain(stage) for stage in stages]

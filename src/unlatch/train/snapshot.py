@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from ..config.problems import explain
 from ..errors import CheckpointMismatch, ConfigError, PlanError, ScheduleError, ShapeMismatch, UnlatchError
 from ..io import checkpoint
 from ..io.checkpoint import Checkpoint
 from ..methods import Method, get
 from ..plan import Plan, plan_from_json, plan_to_json
+from ..problems import explain
 from ..runtime.beside import beside_settings, beside_tensors, load_beside
 from ..runtime.engine import Engine
 from ..runtime.stage import Stage

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..methods import Method
 from ..runtime.engine import Engine
-from ..runtime.events import Event, bubble
+from ..runtime.events import Event, Recorder, bubble
 from ..transport.link import Carrier
 from ..transport.world import World
 
-__all__ = ["StageStatistics", "gather_statistics"]
+__all__ = ["StageStatistics", "gather_statistics", "local_statistics"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,23 @@ class StageStatistics:
 def gather_statistics(engine: Engine, method: Method, world: World, links: Sequence[Carrier]) -> list[StageStatistics]:
     """Measure the local stages and exchange the results."""
     recorder = engine.recorder
-    idle = bubble(recorder.events, engine.stages, recorder.pauses)
+    own = local_statistics(engine, method, world, links, recorder, recorder.events)
+    return sorted((s for part in world.gather(own) for s in part), key=lambda s: (s.replica, s.stage))
+
+
+def local_statistics(
+    engine: Engine,
+    method: Method,
+    world: World,
+    links: Sequence[Carrier],
+    recorder: Recorder,
+    events: Collection[Event],
+) -> list[StageStatistics]:
+    """Measure the local stages. **Arguments:** `events`: those that time is measured by, all or some."""
+    idle = bubble(events, engine.stages, recorder.pauses)
     predicted = method.staleness(engine.schedule.stages)
     sent = sum(link.bytes_sent for link in links)
-    own = [
+    return [
         StageStatistics(
             stage=stage.index,
             rank=world.rank,
@@ -67,11 +80,11 @@ def gather_statistics(engine: Engine, method: Method, world: World, links: Seque
             staleness=recorder.staleness(index),
             predicted_staleness=predicted[stage.index],
             bubble=idle,
-            busy_seconds=sum(e.end - e.start for e in recorder.events if e.stage == index),
+            busy_seconds=sum(e.end - e.start for e in events if e.stage == index),
             peak_bytes=stage.peak_bytes,
             weight_copies=stage.peak_versions,
             bytes_sent=sent,
-            delay=_delay(e for e in recorder.events if e.stage == index),
+            delay=_delay(e for e in events if e.stage == index),
             in_flight=stage.most_in_flight,
             stored_bytes=stage.stored_bytes,
             message_bytes=engine.mail.waiting.most[index],
@@ -81,7 +94,6 @@ def gather_statistics(engine: Engine, method: Method, world: World, links: Seque
         )
         for index, stage in engine.stages.items()
     ]
-    return sorted((s for part in world.gather(own) for s in part), key=lambda s: (s.replica, s.stage))
 
 
 def _delay(events: Iterable[Event]) -> int:

@@ -308,6 +308,12 @@ function notice(text) {
   $("notice").hidden = !text;
 }
 
+/** What to say when nothing more comes: how to open it again, if the document tells. */
+function farewell(why) {
+  const {again} = (shown && shown.live) || {};
+  notice(`${why} Shown is its last state.${again ? ` To open it again: ${again}` : ""}`);
+}
+
 async function follow() {
   let wait = 1000;
   if (!document.hidden) {
@@ -317,10 +323,14 @@ async function follow() {
       const text = await answer.text();
       if (text !== known) show(JSON.parse(text));
       known = text;
+      if (shown.live && shown.live.closes) {
+        farewell("The run has ended, and this page follows it no longer.");
+        return;
+      }
       notice("");
-      if (!(shown.runs || []).some(run => run.status === "running")) wait = 5000;
+      if (!(shown.runs || []).some(run => ["starting", "running"].includes(run.status))) wait = 5000;
     } catch {
-      notice("No answer from the run: it has ended, or its server has. Shown is what it said last.");
+      farewell("No answer: the command that served this page has ended.");
       wait = 3000;
     }
   }

@@ -119,7 +119,8 @@ class Chart {
   }
 
   drawLine(line) {
-    const group = drawn("g", {style: `--run: ${line.colour}`, "data-run": line.label}), runs = [[]];
+    const group = drawn("g", {"data-run": line.label}), runs = [[]];
+    group.style.setProperty("--run", line.colour);
     for (const point of line.points) {
       if (isNumber(point[1]) && (!this.log || point[1] > 0)) runs[runs.length - 1].push(point);
       else {

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..lookup import nearest
+from .lookup import nearest
 
 __all__ = ["explain", "hint"]
 

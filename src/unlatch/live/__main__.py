@@ -1,0 +1,44 @@
+"""The server beside a run, as `beside` starts it: `python -m unlatch.live SOCKET FOLDER...`.
+
+It ends with whoever holds the other end of its standard input, and hears its last word there.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from .document import Watch
+from .site import DOCUMENT, serving
+
+#: Seconds within which a page that is open asks again.
+_OPEN = 3.0
+#: Seconds that a page which is open has to fetch the last document, and that others have if one has it.
+_GRACE, _OTHERS = 5.0, 1.5
+
+
+def main() -> None:
+    """Serve until standard input ends, and then until pages that are open know the end."""
+    # Whoever stops the run stops all of its group; the run decides when it is over.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    watch = Watch([Path(folder) for folder in sys.argv[2:]])
+    with serving(socket.socket(fileno=int(sys.argv[1])), watch) as server:
+        said = sys.stdin.read()
+        last = server.asked(DOCUMENT)
+        watch.close(json.loads(said) if said else None)
+        ended = time.monotonic()
+        if last is None or ended - last > _OPEN:
+            return
+        told = False
+        while time.monotonic() - ended < (_OTHERS if told else _GRACE):
+            time.sleep(0.05)
+            told = (server.asked(DOCUMENT) or 0.0) > ended
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Runs under observation in the words of the page."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..io.run_folder import names_apart
+from ..report.board import board, board_json, run_of, timelines_of
+from .following import Followed, Sight
+
+__all__ = ["Watch"]
+
+_CAPTIONS = {
+    "timelines": (
+        "Measured: of a run under way its last rounds, of one that has ended a few usual ones near its midst, all on "
+        "one time scale. Where a row is empty, the stage waits for another one or for data."
+    ),
+    "costs": (
+        "Speed is that of the last second or, of a run that has ended, the median over epochs, the first left out. "
+        "Memory counts activations, kept inputs and graphs."
+    ),
+}
+#: Seconds in which several pages, or an impatient one, get the same document.
+_SAME = 0.5
+
+
+class Watch:
+    """Some runs beside each other, looked at when somebody asks.
+
+    **Arguments:** `folders`: of the runs, in the order of the page.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._runs = dict(zip(names_apart(folders), map(Followed, folders), strict=True))
+        self._again = shlex.join(["unlatch", "show", *map(str, folders)])
+        self._lock = threading.Lock()
+        self._text: tuple[float, str] | None = None
+        self._word: str | None = None
+        self._closes = False
+
+    @property
+    def title(self) -> str:
+        """What the runs are called together."""
+        return " beside ".join(self._runs)
+
+    def close(self, word: str | None = None) -> None:
+        """Tell pages with the next document that it is the last one. **Arguments:** `word`: why, if all is not well."""
+        with self._lock:
+            self._closes, self._word, self._text = True, word, None
+
+    def text(self) -> str:
+        """The document as JSON."""
+        with self._lock:
+            if self._text is None or time.monotonic() - self._text[0] > _SAME:
+                self._text = time.monotonic(), board_json(self._document())
+            return self._text[1]
+
+    def _document(self) -> dict[str, Any]:
+        seen = {label: run.look() for label, run in self._runs.items()}
+        lanes = timelines_of({label: sight.record.events for label, sight in seen.items()})
+        runs = [
+            run_of(
+                label,
+                [sight.record],
+                timeline=lanes.get(label),
+                status=sight.state,
+                progress=_progress(sight),
+                facts=_facts(sight),
+                warnings=self._warnings(sight),
+                by_epoch=True,
+            )
+            for label, sight in seen.items()
+        ]
+        return board(self.title, runs, captions=_CAPTIONS) | {"live": {"closes": self._closes, "again": self._again}}
+
+    def _warnings(self, sight: Sight) -> list[str]:
+        why = self._word if sight.over and self._word is not None else sight.why
+        return [*([why] if why is not None else []), *_on_lanes(sight), *sight.notes]
+
+
+def _on_lanes(sight: Sight) -> list[str]:
+    if sight.state != "running" or sight.lanes:
+        return []
+    return ["what its stages do is shown when it has ended; started with --live, it would be shown meanwhile"]
+
+
+def _progress(sight: Sight) -> dict[str, Any]:
+    """How far it is, as a share of all and in words."""
+    if sight.state == "finished":
+        share: float | None = 1.0
+    elif sight.steps:
+        share = min(1.0, sight.step / sight.steps)
+    else:
+        share = min(1.0, sight.epoch / sight.epochs) if sight.epochs else None
+    under_way = sight.epoch if sight.over else min(sight.epoch + 1, sight.epochs or sight.epoch + 1)
+    epochs = f"epoch {under_way}" + (f" of {sight.epochs}" if sight.epochs else "")
+    steps = f"batch {sight.step:,}" + (f" of {sight.steps:,}" if sight.steps else "")
+    return {"share": share, "text": f"{epochs}, {steps}" if sight.step else "no batch yet"}
+
+
+def _facts(sight: Sight) -> list[tuple[str, str]]:
+    summary = sight.record.summary
+    staleness = [stage["staleness"] for stage in summary.get("stages", ()) if stage.get("staleness") is not None]
+    losses = sight.record.losses[-10:]
+    return [
+        *([("method", str(summary["method"]))] if "method" in summary else []),
+        *([("processes", str(summary["processes"]))] if "processes" in summary else []),
+        *([("test accuracy", f"{summary['accuracy']:.1%}")] if summary.get("accuracy") is not None else []),
+        *([("training loss", f"{sum(loss for _, loss in losses) / len(losses):.4f}")] if losses else []),
+        *([("samples/s", f"{summary['samples_per_second']:,.0f}")] if summary.get("samples_per_second") else []),
+        *([("bubble", f"{summary['bubble']:.0%}")] if summary.get("bubble") is not None else []),
+        *([("staleness", f"{max(staleness):.3g}")] if staleness else []),
+        *([("restarts", str(summary["restarts"]))] if summary.get("restarts") else []),
+    ]
