@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before, after = introduction(seeds, chosen.epochs), closing_lines(entries, found)
     page = chosen.out / "report.html"
     title = f"Four systems beside the usual ones, on {PROCESSES} processes"
-    write_comparison(page, title, [*before, *after], groups, rows, figures=chosen.out / "figures")
+    write_comparison(page, title, before, groups, rows, figures=chosen.out / "figures", closing=after)
     seconds = time.perf_counter() - start
     if chosen.json is not None:
         command = " ".join(["python -m unlatch.demo", *_given(chosen)])
