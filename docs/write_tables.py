@@ -23,15 +23,15 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 MARKED = re.compile(r"<!-- table: ([\w-]+) -->\n(.*?)<!-- end of table -->", re.S)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """Markdown; the first `words` columns are flush left.
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, *, prose: int = 0) -> str:
+    """Markdown; the first `words` and the last `prose` columns are flush left.
 
     >>> print(table(["a", "b"], [["x", "1"]]))
     | a | b |
     |---|---:|
     | x | 1 |
     """
-    rule = "".join("|---" if n < words else "|---:" for n in range(len(heads)))
+    rule = "".join("|---" if n < words or n >= len(heads) - prose else "|---:" for n in range(len(heads)))
     lines = ["| " + " | ".join(heads) + " |", rule + "|", *("| " + " | ".join(row) + " |" for row in rows)]
     return "\n".join(lines)
 
@@ -66,7 +66,7 @@ def demo(found: dict[str, Any]) -> str:
         )
     heads = ["method", "speed", "accuracy (range)", "bubble", "updates late", "kept per process, MB", "what to see"]
     lines = "\n".join(f"- {line}" for line in found["closing"])
-    return f"{table(heads, rows)}\n\n{lines}"
+    return f"{table(heads, rows, prose=1)}\n\n{lines}"
 
 
 def many_ranks(found: dict[str, Any]) -> str:

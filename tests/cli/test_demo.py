@@ -47,6 +47,7 @@ def test_a_short_demo(tmp_path, capsys):
     assert {path.name for path in (out / "figures").glob("*.png")} >= {"curves.png", "timeline.png", "costs.png"}
     plan = json.loads((out / "layerpipe-plan.json").read_text())
     assert plan["method"] == "layerpipe"
+    assert re.match(r"The planner .*, which balances the processes to \d+%; ", rows["layerpipe"]["sentence"])
     assert (out / "petra-seed0" / "checkpoints" / "latest" / "model.safetensors").exists()
 
 
@@ -105,6 +106,9 @@ def test_sentences_say_what_was_measured():
     said = sentence(BY_LABEL["petra"], {"petra": back, "bp of revnet14": row("bp of revnet14")}, {})
     assert "up to 0.2" in said
     assert "5.0 MB where bp keeps 10.0 MB" in said
-    assert sentence(BY_LABEL["layerpipe"], {"layerpipe": late}, {"layerpipe": "as planned"}) == "As planned."
+    said = sentence(
+        BY_LABEL["layerpipe"], {"layerpipe": late, "pipedream": row("pipedream", 1.7)}, {"layerpipe": "as is"}
+    )
+    assert said.startswith("As is; 1.80 times the speed of one process, where whole stages under pipedream have 1.70")
     every = {label: row(label) for label in BY_LABEL}
     assert all(sentence(entry, every, {"layerpipe": "x"}).endswith(".") for entry in ENTRIES)

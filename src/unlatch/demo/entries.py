@@ -23,13 +23,13 @@ class Entry:
 
     **Arguments:**
 
-    - `look`: what to see, a sentence with fields: numbers of the row (`bubble`, `late`, `copies`, `kept`, `error`,
-      `accuracy`), the same of the row in `beside` (`other_kept`, ...), `notes` of how it was placed.
+    - `look`: what to see, a sentence with fields: numbers of the row (`ratio`, `bubble`, `late`, `copies`, `kept`,
+      `error`, `accuracy`), the same of the row in `beside` (`other_kept`, ...), `notes` of how it was placed.
     - `system`: its name in the closing lines, if it has one there.
     - `baseline`: the label of the row that its speed is a multiple of.
     - `beside`: the label of a row that it is to be compared with as well.
-    - `model`, `options`: the network, and options of the method. Batches are small, so delayed methods do not cut them
-      further; with two stages the delay is borne.
+    - `model`, `options`: the network, and options of the method. Batches are small, so they are cut into micro-batches
+      only where the method lives by them; a delay of two updates is borne.
     - `split`: where the network is cut, unless that is left to measurement.
     - `planned`: whether the method's own planner places it.
     - `same_cut`: whether it is cut where `beside` is.
@@ -78,7 +78,7 @@ ENTRIES = (
     Entry(
         "layerpipe",
         "layerpipe",
-        "{notes}",
+        "{notes}; {ratio} times the speed of one process, where whole stages under pipedream have {other_ratio}",
         system="LayerPipe",
         beside="pipedream",
         options={"microbatches": 1},

@@ -88,9 +88,10 @@ def _placed(plan: Plan) -> str:
     for task in plan.tasks:
         homes.setdefault(task.layer, set()).add(task.device)
     apart = [plan.blocks[plan.starts[layer]] for layer, devices in sorted(homes.items()) if len(devices) > 1]
+    even = f"which balances the processes to {plan.balance:.0%}"
     if not apart:
-        return "the planner left the work of every layer together: nothing is gained here by taking it apart"
-    return f"the planner took the work of {', '.join(apart)} apart, forward and gradients on different processes"
+        return f"the planner found nothing to gain by taking layers apart and left each in one place, {even}"
+    return f"the planner put forward and gradients of {', '.join(apart)} on different processes, {even}"
 
 
 def _train(label: str, prepared: PreparedRun, out: Path, ranks: Ranks) -> Record:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from ..io.space import bytes_text
 from ..report.comparison import Row
+from ..table import number_text
 from .entries import NETWORK, PROCESSES, TWIN, Entry
 
 __all__ = ["closing_lines", "introduction", "sentence"]
@@ -43,6 +44,7 @@ def _fields(row: Row) -> dict[str, str]:
     late, copies = max(row.staleness, default=0.0), sum(row.weight_copies)
     error = max((e for e in row.input_errors if e is not None), default=None)
     return {
+        "ratio": number_text(row.ratio, ".2f"),
         "bubble": "no measured share" if row.bubble is None else f"{row.bubble:.0%}",
         "late": f"{late:.2g} update{'' if late == 1 else 's'}",
         "copies": f"{copies} old cop{'y' if copies == 1 else 'ies'} of weights",
