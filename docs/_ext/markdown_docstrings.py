@@ -26,7 +26,7 @@ class MarkdownDocstring(SphinxDirective):
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        source, line = self.state_machine.get_source_and_line(self.lineno)
+        source = self.state_machine.get_source_and_line(self.lineno)[0]
         document = new_document(source or "docstring", self.state.document.settings)
         document.reporter = self.state.document.reporter
         MystParser().parse("\n".join(fenced(list(self.content))), document)
