@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from browsing import dark, open_file, overflow, phone
 
 if TYPE_CHECKING:
