@@ -19,8 +19,6 @@ version = release = unlatch.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "markdown_docstrings"]
 exclude_patterns = ["_build", "_ext"]
 source_suffix = {".md": "markdown"}
-# A folder's page is README.md, which plain repository viewers show by themselves.
-root_doc = "index"
 
 myst_heading_anchors = 4
 
@@ -35,8 +33,12 @@ toc_object_entries_show_parents = "hide"
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r".*")]
 
+# Text stays as it was typed, so that quoted settings can be copied.
+smartquotes = False
+
 html_theme = "furo"
 html_title = f"Unlatch {release}"
 html_show_sphinx = False
 html_copy_source = False
+html_theme_options = {"light_css_variables": {"code-font-size": "78%"}}
 pygments_style = "friendly"

@@ -13,7 +13,7 @@ from typing import Any
 from docutils import nodes
 from docutils.utils import new_document
 from myst_parser.parsers.sphinx_ import MystParser
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import desc_signature, pending_xref
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -78,7 +78,15 @@ def as_directive(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
         lines[:] = [".. markdown-docstring::", "", *(f"   {line}" for line in lines), ""]
 
 
+def only_what_is_public_in_contents(app: Sphinx, domain: str, kind: str, content: nodes.Element) -> None:
+    """Classes and functions stand in the contents beside a page; their methods would bury them."""
+    if domain == "py" and kind in ("method", "property", "attribute"):
+        for signature in content.parent.findall(desc_signature):
+            signature["_toc_name"] = ""
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("markdown-docstring", MarkdownDocstring)
     app.connect("autodoc-process-docstring", as_directive)
+    app.connect("object-description-transform", only_what_is_public_in_contents)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
