@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from unlatch import methods
 from unlatch.errors import ConfigError
@@ -60,8 +59,7 @@ class Interned:
         return [json.loads(text) for text in self.found]
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A method on so many equal stages, with what entries cost per unit of forward, input and weight gradient."""
 
     costed: Costed
@@ -86,7 +84,11 @@ def placed(method: Method, stages: int) -> Placed:
             if (time := costed.workload.time(entry)) > 0:
                 row[CLASSES[entry.kind.cost]] = time
         memory = []
-        for bytes_ in ({"kept_bytes": 1}, {"kept_bytes": 0, "activation_bytes": 1}, {"kept_bytes": 0, "weight_bytes": 1}):
+        for bytes_ in (
+            {"kept_bytes": 1},
+            {"kept_bytes": 0, "activation_bytes": 1},
+            {"kept_bytes": 0, "weight_bytes": 1},
+        ):
             again = method.placed(equal_layers(stages, F=1, D=1, G=1, **bytes_), stages, FREE, None)
             assert again is not None
             share = method.per_batch if "weight_bytes" not in bytes_ else 1
@@ -181,12 +183,15 @@ def check_rounds(schedule: Schedule, parts: int) -> None:
     library = [(str(a.entry), a.micro) for a in unroll(schedule, [parts] * batches, first=LATE)]
     if ours != library:
         at = next((n for n, pair in enumerate(zip(ours, library, strict=False)) if pair[0] != pair[1]), "the end")
-        raise SystemExit(f"{type(schedule).__name__}, {schedule.stages} stages, {parts} parts: rounds are not the library's order at {at}")
+        raise SystemExit(
+            f"{type(schedule).__name__}, {schedule.stages} stages, {parts} micro-batches: the rounds leave the library's "
+            f"order at action {at}"
+        )
 
 
 def plain(value: float) -> float:
-    """A short number: 2 instead of 2.0, six digits otherwise."""
-    return int(value) if value == int(value) else round(float(value), 6)
+    """A short number: 2 instead of 2.0, nine digits otherwise."""
+    return int(value) if value == int(value) else round(float(value), 9)
 
 
 def tasks(method: Placed) -> dict[str, Any]:
@@ -199,7 +204,9 @@ def tasks(method: Placed) -> dict[str, Any]:
         "stages": schedule.stages,
         "devices": list(costed.devices or range(schedule.stations)),
         "owners": list(costed.owners or range(schedule.stations)),
-        "routes": [[sender, receiver, plain(method.sizes[name, sender, receiver])] for name, sender, receiver in routes],
+        "routes": [
+            [sender, receiver, plain(method.sizes[name, sender, receiver])] for name, sender, receiver in routes
+        ],
         "entries": [
             [
                 str(entry.kind),
@@ -215,13 +222,13 @@ def tasks(method: Placed) -> dict[str, Any]:
     }
 
 
-def data() -> dict[str, Any]:
+def data(counts: Sequence[int] = STAGES, parts: Sequence[int] = PARTS) -> dict[str, Any]:
     """All that the page knows."""
     work, rounds, figures = Interned(), Interned(), Interned()
     listed, left_out = [], []
     for name in methods.names():
         try:
-            runs = {stages: list(method_runs(name, stages, work, rounds, figures)) for stages in STAGES}
+            runs = [list(method_runs(name, stages, parts, work, rounds, figures)) for stages in counts]
         except Unsteady as error:
             left_out.append({"name": name, "why": str(error)})
             continue
@@ -232,13 +239,13 @@ def data() -> dict[str, Any]:
                 "summary": method.summary,
                 "gradient": method.gradient,
                 "keeps": method.keeps,
-                "auto": [method.resolve(stages).microbatches for stages in STAGES],
-                "runs": list(runs.values()),
+                "auto": [method.resolve(stages).microbatches for stages in counts],
+                "runs": runs,
             }
         )
     return {
-        "stages": list(STAGES),
-        "parts": list(PARTS),
+        "stages": list(counts),
+        "parts": list(parts),
         "baseline": methods.base.BASELINE,
         "methods": listed,
         "left_out": left_out,
@@ -249,10 +256,10 @@ def data() -> dict[str, Any]:
 
 
 def method_runs(
-    name: str, stages: int, work: Interned, rounds: Interned, figures: Interned
+    name: str, stages: int, choices: Sequence[int], work: Interned, rounds: Interned, figures: Interned
 ) -> Iterator[list[int] | str]:
     """Per number of micro-batches: numbers of tasks, round, staleness and memory, or why there are none."""
-    for parts in PARTS:
+    for parts in choices:
         try:
             method = methods.get(name, microbatches=parts)
             found = placed(method, stages)
