@@ -184,7 +184,7 @@ def check_rounds(schedule: Schedule, parts: int) -> None:
     if ours != library:
         at = next((n for n, pair in enumerate(zip(ours, library, strict=False)) if pair[0] != pair[1]), "the end")
         raise SystemExit(
-            f"{type(schedule).__name__}, {schedule.stages} stages, {parts} micro-batches: the rounds leave the library's "
+            f"{type(schedule).__name__}, {schedule.stages} stages, {parts} micro-batches: rounds leave the library's "
             f"order at action {at}"
         )
 
