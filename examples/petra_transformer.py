@@ -39,10 +39,10 @@ def main() -> None:
     loader = unlatch.data.Loader(train, batch_size=64, shuffle=True)
     for name in ("dtr", "petra"):
         print(f"{name} keeps {kept(name)} kB of earlier batches")
-    adam = partial(torch.optim.AdamW, lr=1e-2)
+    adam = partial(torch.optim.AdamW, lr=6e-3)
     where = {"stages": STAGES, "split": ["layers.1", "layers.3"]}
     run = unlatch.parallelize(model(), "petra", loss_fn=cross_entropy, optimizer=adam, **where)
-    unlatch.Trainer(run).fit(loader, epochs=4)
+    unlatch.Trainer(run).fit(loader, epochs=5)
     print(f"test accuracy {run.evaluate(unlatch.data.Loader(test))['accuracy']:.3f}")
 
 
