@@ -10,10 +10,11 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test faults fuzz lint clean
+.PHONY: help setup demo docs check test faults fuzz lint clean
 
 help:
 	@echo "make demo    train a small network with six methods on two processes and print one table"
+	@echo "make docs    the site, from docs/ into docs/_build/html, which opens without a server"
 	@echo "make check   lint and the fast tests: no ranks, no command line, no examples"
 	@echo "make test    ruff, mypy, import-linter, pytest: what must pass"
 	@echo "make faults  every fault of docs/faults.md, on real processes, and a table of what came of it"
@@ -33,6 +34,11 @@ setup: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python -m unlatch.demo
+
+# Warnings are errors: a link that leads nowhere, a page that nobody lists, a docstring that cannot be read.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 # The daily loop: what needs processes of its own is left to `make test`.
 check: $(STAMP)
@@ -67,5 +73,5 @@ lint: $(STAMP)
 	exit $$status
 
 clean:
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build docs/_build
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -161,6 +161,192 @@ def scale_best(found: dict[str, Any]) -> str:
     return table(["network", "devices", "link", "fastest", "fastest exact", "least memory"], rows, words=6)
 
 
+def chosen_accuracy(found: dict[str, Any]) -> str:
+    """PETRA's: settings are chosen per data set and number of stages."""
+    rows = [
+        [
+            row["task"],
+            row["method"],
+            str(row["stages"]),
+            f"{row['accuracy']:.2f} %",
+            f"{row['spread']:.2f}",
+            f"{row['difference']:+.2f}",
+            str(row["seeds"]),
+        ]
+        for row in found["rows"]
+    ]
+    return table(["data", "method", "stages", "test accuracy", "spread", "points to bp", "seeds"], rows, words=2)
+
+
+def settings_accuracy(column: str, found: dict[str, Any]) -> str:
+    """One number of stages and one data set; `column` names what differs."""
+    rows = [
+        [row[column], f"{row['mean']:.2f} %", f"{row['spread']:.2f}", f"{row['difference']:+.2f}", str(row["seeds"])]
+        for row in found["rows"]
+    ]
+    return table([column, "test accuracy", "spread", "points to bp", "seeds"], rows)
+
+
+def ratios(head: str, found: dict[str, Any]) -> str:
+    return table(["", head, "range", "rounds"], ratio_rows(found))
+
+
+class Case(NamedTuple):
+    """A row of the decision table: what is expected are templates over the facts of `_facts`."""
+
+    case: str
+    method: str
+    settings: str
+    expect: Sequence[str]
+
+
+#: An expectation names its kind: measured, simulated, or by theory. What has no result file says so by itself.
+CASES = (
+    Case(
+        "the network is small, or fits one process and is fast enough",
+        "plain PyTorch",
+        "none; `bp` inline to compare",
+        [
+            "measured: the engine costs {inline[unlatch, 1 stage][median]:.2f} of a hand-written loop on ResNet-20",
+            "by theory: stages that compute less than a message takes gain nothing",
+        ],
+    ),
+    Case(
+        "the result must be that of backpropagation",
+        "`1f1b`, then `zb-h1`",
+        "`microbatches` of 2K to 4K",
+        [
+            "measured: `1f1b` on 2 ranks {speed[1f1b][median]:.2f} times one process "
+            "({speed[1f1b][min]:.2f} to {speed[1f1b][max]:.2f})",
+            "by theory: gradients of bp; idle share (K-1)/(M+K-1)",
+        ],
+    ),
+    Case(
+        "throughput, memory to spare",
+        "`pipedream`",
+        "defaults, Nesterov momentum or AdamW",
+        [
+            "measured: {speed[pipedream][median]:.2f} times one process on 2 ranks "
+            "({speed[pipedream][min]:.2f} to {speed[pipedream][max]:.2f})",
+            "measured: {digits[pipedream/2][difference]:+.2f} points to bp on digits, "
+            "{digits[pipedream/2][seeds]} seeds",
+        ],
+    ),
+    Case(
+        "throughput, memory for inputs but not for graphs",
+        "`dtrp`",
+        "defaults; 4 stages and more: look at `run.advice`",
+        [
+            "measured: {speed[dtrp][median]:.2f} times one process on 2 ranks; by theory at most 1.75",
+            "measured: {digits[dtrp/4][difference]:+.2f} points on digits ({digits[dtrp/4][seeds]} seeds), "
+            "{cifar[dtrp/4][difference]:+.2f} on 10,000 images of CIFAR-10 ({cifar[dtrp/4][seeds]} seed), 4 stages",
+        ],
+    ),
+    Case(
+        "activations do not fit, and the network may be reversible",
+        "`petra`",
+        '`microbatches=4, order="1f1b"` at 4 stages',
+        [
+            "measured: activations grow by {growth[petra]:.2f} from 8 to 32 blocks per stage, under 1f1b by "
+            "{growth[1f1b]:.2f}",
+            "measured: {petra[cifar10/4][difference]:+.2f} points to its own bp on 10,000 images of CIFAR-10, "
+            "{petra[cifar10/4][seeds]} seeds",
+        ],
+    ),
+    Case(
+        "few layers of very unequal cost",
+        "`layerpipe`",
+        "`unlatch plan`, then `train --plan`",
+        [
+            "measured: {layerpipe[median]:.2f} times pipedream on a chain of costs 1:2:4:3, 2 ranks "
+            "({layerpipe[min]:.2f} to {layerpipe[max]:.2f})",
+            "simulated: little on ResNets",
+        ],
+    ),
+    Case(
+        "deep stages that should not wait for each other at all",
+        "`auxnet`",
+        '`stages=2`, cut where the AuxNet stays small; compare with `ablation="shallow"`',
+        [
+            "measured: a step takes {auxnet_step[median]:.2f} of one-process bp on 2 ranks (ResNet-56)",
+            "measured: {auxnet[K2 auxnet][difference]:+.2f} points at 2 stages, {auxnet[K3 auxnet][difference]:+.2f} "
+            "at 3, shallow {auxnet[K2 shallow][difference]:+.2f}",
+        ],
+    ),
+    Case(
+        "links with latency",
+        "`dsp`, `fdg`",
+        '`messages="bf16"` where bytes are the cost',
+        [
+            "simulated: a latency as long as a forward lengthens a batch of `dsp` by nothing, of `fdg` by a third, of "
+            "`pipedream` by half ([shown](methods/dsp.md#picture))",
+        ],
+    ),
+    Case(
+        "8 to 4,096 devices",
+        "`fdg` or `pipedream`; exact: `zb-h1`",
+        "defaults, [replicas](replicas.md) beyond one stage per block",
+        ["simulated: fastest in {scale[won]} of {scale[cases]} cases of [scale](scale.md); accuracy unknown"],
+    ),
+    Case(
+        "a language model with AdamW",
+        "`1f1b`, or `pipedream` with care",
+        "`microbatches` of K and more",
+        [
+            "measured: bp reaches a loss of {gpt[median]:.2f} by nanoGPT's recipe; no delayed method has been trained "
+            "by it",
+        ],
+    ),
+)
+
+
+def _facts(results: Path) -> dict[str, Any]:
+    """What templates may name; a result file that is not there leaves its names out."""
+    facts: dict[str, Any] = {}
+    sources: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
+        "inline": ("inline_overhead", lambda found: found["ratio"]),
+        "speed": ("pipeline_speed", lambda found: found["ratio"]),
+        "digits": ("accuracy_digits", partial(_by, "method", "stages")),
+        "cifar": ("accuracy_cifar", partial(_by, "method", "stages")),
+        "growth": ("petra_memory", lambda found: found["growth"]),
+        "petra": ("petra_accuracy", partial(_by, "task", "stages")),
+        "layerpipe": ("layerpipe_speed", lambda found: found["speedup"]),
+        "auxnet_step": ("auxnet_step_time", lambda found: found["ratio"]),
+        "auxnet": ("auxnet_accuracy", partial(_by, "setting")),
+        "gpt": ("char_gpt", lambda found: found["summary"]["bp"]),
+        "scale": ("scale", _won),
+    }
+    for name, (file, pick) in sources.items():
+        path = results / f"{file}.json"
+        if path.is_file():
+            facts[name] = pick(json.loads(path.read_text(encoding="utf-8")))
+    return facts
+
+
+def _won(found: dict[str, Any]) -> dict[str, int]:
+    fastest = [row["fastest"] for row in found["best"]]
+    return {"won": sum(name in ("fdg", "pipedream") for name in fastest), "cases": len(fastest)}
+
+
+def _by(*keys_and_found: Any) -> dict[str, Any]:
+    *keys, found = keys_and_found
+    return {"/".join(str(row[key]) for key in keys): row for row in found["rows"]}
+
+
+def decisions(results: Path) -> str:
+    """Your case, a method, its settings, and what to expect."""
+    facts = _facts(results)
+    rows = [[c.case, c.method, c.settings, "<br>".join(_told(text, facts) for text in c.expect)] for c in CASES]
+    return table(["your case", "method", "settings", "what to expect"], rows, words=4)
+
+
+def _told(text: str, facts: dict[str, Any]) -> str:
+    try:
+        return text.format_map(facts)
+    except KeyError as missing:
+        return f"not measured yet (no result for {missing})"
+
+
 #: Name of a table: the result file, and what makes the table of it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "speed": ("pipeline_speed", speed),
@@ -179,11 +365,17 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "scale-transformer": ("scale", partial(scale, "7 B transformer")),
     "scale-memory": ("scale", scale_memory),
     "scale-best": ("scale", scale_best),
+    "accuracy-petra": ("petra_accuracy", chosen_accuracy),
+    "accuracy-auxnet": ("auxnet_accuracy", partial(settings_accuracy, "setting")),
+    "accuracy-layerpipe": ("layerpipe_digits", partial(settings_accuracy, "method")),
+    "inline": ("inline_overhead", partial(ratios, "ratio to a hand-written loop")),
 }
 
 
 def made(name: str, results: Path = RESULTS) -> str:
     """A table, with the command that its numbers come from."""
+    if name == "decisions":
+        return decisions(results)
     if name not in TABLES:
         raise SystemExit(f"there is no table {name!r}; known: {', '.join(TABLES)}")
     file, make = TABLES[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib.util
 import io
 import os
 import re
@@ -154,12 +155,16 @@ def test_named_tests_and_files_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
 def test_every_code_block_says_what_it_is(page: Path) -> None:
     """A block without a language, or in one that nothing checks, could rot."""
-    known = {"python", "pycon", "toml", "sh", "text", "diff"}  # diffs are checked by test_migration.py
-    assert [fence.place for fence in fences(page, "", *_languages(page)) if fence.language not in known] == []
+    known = {"python", "pycon", "toml", "sh", "text"}
+    known |= {"diff"}  # checked by test_migration.py
+    known |= {"{toctree}", "{include}", "{eval-rst}"}  # for the site, which test_site.py builds
+    assert [fence for fence in openings(page.read_text(encoding="utf-8")) if fence not in known] == []
 
 
-def _languages(page: Path) -> set[str]:
-    return set(re.findall(r"^```(\w+)$", page.read_text(encoding="utf-8"), re.M))
+def openings(text: str) -> list[str]:
+    """What stands behind each opening fence, however it is written."""
+    lines = (re.match(r"\s*(?:```|~~~)\s*([^\s`]*)", line) for line in text.splitlines())
+    return [line[1] for line in lines if line][::2]
 
 
 def test_every_method_has_a_page() -> None:
@@ -167,7 +172,51 @@ def test_every_method_has_a_page() -> None:
     assert [name for name in methods.names() if f"`{name}`" not in index] == []
 
 
+METHOD_PAGES = sorted(page for page in (ROOT / "docs" / "methods").glob("*.md") if page.name != "README.md")
+#: The form of a method's page. "Measured" may follow where there is something.
+FORM = ["Idea", "Picture", "Equations", "Entries", "Promises", "Found and inferred", "When to use it"]
+FORM += ["Options", "Limits"]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in METHOD_PAGES])
+def test_pages_of_methods_have_one_form(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    heads = re.findall(r"^## (.*)$", text, re.M)
+    assert heads in (FORM, [*FORM, "Measured"])
+    sections = dict(zip(heads, re.split(r"^## .*$", text, flags=re.M)[1:], strict=True))
+    assert [head for head, body in sections.items() if not body.strip()] == []
+    assert f"](../img/methods/{page.stem}.svg)" in sections["Picture"]
+    assert "`python docs/make_figures.py`" in sections["Picture"]
+    assert "entry_table(" in "".join(re.findall(r"^```pycon\n(.*?)^```$", sections["Entries"], re.M | re.S))
+    assert re.search(r"`tests/[\w/]+\.py", sections["Promises"])
+
+
+def test_every_method_is_drawn_on_its_page(tmp_path: Path) -> None:
+    """Pictures are what the library draws today, and the titles of pages name what is on them."""
+    figures = script("make_figures")
+    assert sorted(name for names in figures.METHOD_PAGES.values() for name in names) == sorted(methods.names())
+    assert sorted(figures.METHOD_PAGES) == [page.stem for page in METHOD_PAGES]
+    for page in METHOD_PAGES:
+        title = page.read_text(encoding="utf-8").partition(":")[0]
+        assert title == f"# {', '.join(figures.METHOD_PAGES[page.stem])}"
+    for drawn in figures.method_figures(tmp_path):
+        kept = ROOT / "docs" / "img" / "methods" / drawn.name
+        assert kept.read_bytes() == drawn.read_bytes(), "run `python docs/make_figures.py`"
+        assert kept.stat().st_size < 60_000
+
+
+def script(name: str) -> Any:
+    """A script of `docs/`, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_the_checks_can_fail(tmp_path: Path) -> None:
+    assert openings("```pycon\n1\n```\n\n  ~~~ yaml\n~~~\n```{toctree}\n```\n") == ["pycon", "yaml", "{toctree}"]
     page = tmp_path / "page.md"
     page.write_text("```pycon\n>>> 1 + 1\n3\n```\n[gone](gone.md)\n")
     assert not _leads_somewhere(page, "gone.md")

@@ -11,7 +11,7 @@ from .entries import OUTSIDE, Action, Entry, Kind, Port, Schedule, chain_entry
 from .flushed import ZBH1, ZBH2, Flushed, GPipe, OneFOneB, Sequential
 from .occupancy import Buffers, buffers, staleness, steady_buffers, versions
 from .periodic import Periodic, forward_locked, one_f_one_b_async, rounds, split_rounds, ticked
-from .picture import TickEntry, gantt, lockstep, slot_table, tick_entries, timetable
+from .picture import TickEntry, entry_table, gantt, lockstep, slot_table, tick_entries, timetable
 from .replicated import SHARE_ROWS, Replicated, giving, taking
 from .runs import Streams, by_station, place, streams, unroll, update_ends
 from .simulator import Timeline, simulate
@@ -51,6 +51,7 @@ __all__ = [
     "check",
     "check_order",
     "check_schedule",
+    "entry_table",
     "forward_locked",
     "gantt",
     "giving",

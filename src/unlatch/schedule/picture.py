@@ -15,14 +15,14 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from ..errors import ScheduleError
-from .entries import Action, Kind, Schedule
+from .entries import OUTSIDE, Action, Entry, Kind, Port, Schedule
 from .occupancy import versions
 from .periodic import Periodic
 from .runs import Streams, moments, streams
 from .simulator import Timeline, simulate
 from .workload import Workload
 
-__all__ = ["Numbering", "TickEntry", "gantt", "lockstep", "slot_table", "tick_entries", "timetable"]
+__all__ = ["Numbering", "TickEntry", "entry_table", "gantt", "lockstep", "slot_table", "tick_entries", "timetable"]
 
 Numbering = Literal["paper", "real"]
 
@@ -175,6 +175,42 @@ def timetable(
         lines.append([str(tick), *("; ".join(cells.get((tick, module), ["-"])) for module in modules)])
     head, *rows = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|---" * (schedule.stages + 1) + "|", *rows])
+
+
+def entry_table(schedule: Schedule, station: int) -> str:
+    """List what a schedule has one station do, in its order.
+
+    `round` is how many micro-batches have entered since the one that is treated; synchronous schedules have an order
+    of their own. What is done only for some micro-batches (a condition in `Entry.when`) says so.
+
+    >>> from .periodic import ticked
+    >>> print(entry_table(ticked(3), 1))
+    entry  cost      round  takes            gives          for every
+    F      forward   0      forward from 0   forward to 2   micro-batch
+    B      backward  2      backward from 2  backward to 0  micro-batch
+    U      update    2      -                -              update
+    """
+    heads = ("entry", "cost", "round", "takes", "gives", "for every")
+    rows = [heads, *(_entry_row(entry, schedule.flushes) for entry in schedule.entries if entry.station == station)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _entry_row(entry: Entry, flushes: bool) -> tuple[str, ...]:
+    per = "update" if entry.per == "update" else "micro-batch"
+    return (
+        str(entry.kind),
+        "-" if entry.kind.cost == "none" else entry.kind.cost,
+        "-" if flushes else str(entry.offset),
+        _ports(entry.takes, "from"),
+        _ports(entry.gives, "to"),
+        per if entry.when is None else f"{per} that meets its condition",
+    )
+
+
+def _ports(ports: Sequence[Port], way: str) -> str:
+    told = (port.name if port.station == OUTSIDE else f"{port.name} {way} {port.station}" for port in ports)
+    return ", ".join(told) or "-"
 
 
 def slot_table(schedule: Periodic, slots: int, devices: Sequence[int]) -> str:
