@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from ..io.versions import versions
 from ..report.comparison import Row, comparison_table, rows_of
 from ..report.page import write_comparison
@@ -36,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write rows and words as JSON")
     chosen = parser.parse_args(arguments)
     start = time.perf_counter()
-    entries = chosen_entries(None if chosen.methods is None else chosen.methods.split(","))
+    try:
+        entries = chosen_entries(None if chosen.methods is None else chosen.methods.split(","))
+    except ConfigError as error:
+        parser.error(str(error))
     groups, notes = train_in_turns(entries, chosen.seeds, chosen.epochs, chosen.out, start + chosen.seconds)
     rows = rows_of(groups, {entry.label: entry.baseline for entry in entries})
     found = {row.label: row for row in rows}
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before, after = introduction(seeds, chosen.epochs), closing_lines(entries, found)
     page = chosen.out / "report.html"
     title = f"Four systems beside the usual ones, on {PROCESSES} processes"
-    write_comparison(page, title, [*before, *after], groups, rows, figures=chosen.out / "figures")
+    write_comparison(page, title, before, groups, rows, figures=chosen.out / "figures", closing=after)
     seconds = time.perf_counter() - start
     if chosen.json is not None:
         command = " ".join(["python -m unlatch.demo", *_given(chosen)])

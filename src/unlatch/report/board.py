@@ -1,6 +1,7 @@
 """What a page of runs shows, as one document that can be written as JSON: the page embeds it or asks a server for it.
 
     {"title": "...", "introduction": ["..."], "closing": ["..."], "footer": ["..."],
+     "captions": {"timelines": "...", "curves": "...", "costs": "...", "measures": "..."},
      "table": {"heads": [...], "rows": [[...]], "left": [0], "notes": ["..." or null, one per row]},
      "runs": [{
        "label": "dtr", "baseline": false, "status": "running" | "finished" | "interrupted",
@@ -32,7 +33,7 @@ from .record import Record
 from .spans import cost_of, kind_order, kind_words, row_names, spans_of
 from .steady import steady_windows
 
-__all__ = ["board", "board_json", "curves_of", "run_of", "timeline_of", "timelines_of"]
+__all__ = ["CAPTIONS", "board", "board_json", "curves_of", "in_milliseconds", "run_of", "timeline_of", "timelines_of"]
 
 #: More points than this no screen tells apart.
 _POINTS = 400
@@ -40,6 +41,19 @@ _POINTS = 400
 _SMOOTH = 5
 
 Point = list[float]
+
+#: What the parts of a page show.
+CAPTIONS = {
+    "timelines": (
+        "Measured: a few usual rounds near the midst of each run, after its start and between pauses, all on one time "
+        "scale. Where a row is empty, the stage waits for another one or for data."
+    ),
+    "curves": (
+        f"Training loss is a running mean of {_SMOOTH} batches. Of several runs the mean is drawn, and the range from "
+        "the lowest to the highest as a band."
+    ),
+    "costs": "Speed is the median over epochs, the first left out. Memory counts activations, kept inputs and graphs.",
+}
 
 
 def board(
@@ -51,6 +65,7 @@ def board(
     notes: Sequence[str | None] = (),
     closing: Sequence[str] = (),
     footer: Sequence[str] = (),
+    captions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """A document as the page draws it.
 
@@ -59,6 +74,7 @@ def board(
     - `runs`: from `run_of`.
     - `notes`: a sentence on each row of the table, or none.
     - `closing`: what is said at the end.
+    - `captions`: what parts of the page show, where that is not what `CAPTIONS` says.
 
     >>> board("Nothing yet", [])["runs"]
     []
@@ -66,7 +82,14 @@ def board(
     document: dict[str, Any] = {"title": title, "introduction": [*introduction], "runs": [dict(run) for run in runs]}
     if table is not None:
         document["table"] = {"heads": table.heads, "rows": table.rows, "left": table.left, "notes": [*notes]}
-    return document | {"closing": [*closing], "footer": [*footer]}
+    explained = {**CAPTIONS, "measures": _explained(runs), **(captions or {})}
+    return document | {"captions": explained, "closing": [*closing], "footer": [*footer]}
+
+
+def _explained(runs: Sequence[Mapping[str, Any]]) -> str:
+    words = {name: one["words"] for run in runs for name, one in run.get("measures", {}).items()}
+    explained = "".join(f" {name}: {text}." for name, text in words.items() if text)
+    return f"Measurements of the methods themselves, the first run of each kind.{explained}"
 
 
 def board_json(document: Mapping[str, Any]) -> str:
@@ -224,11 +247,12 @@ def timelines_of(runs: Mapping[str, Sequence[Event]]) -> dict[str, dict[str, Any
     for label, (start, end) in steady_windows(found).items():
         around = end - start
         near = [span for span in found[label] if span.end > start - around and span.start < end + around]
-        timelines[label] = timeline_of(_in_ms(near, start), unit="ms", window=(0.0, 1e3 * (end - start)))
+        timelines[label] = timeline_of(in_milliseconds(near, start), unit="ms", window=(0.0, 1e3 * (end - start)))
     return timelines
 
 
-def _in_ms(spans: Sequence[Span], origin: float) -> list[Span]:
+def in_milliseconds(spans: Sequence[Span], origin: float) -> list[Span]:
+    """Spans whose times were seconds, since a moment of theirs."""
     return [
         span._replace(start=round(1e3 * (span.start - origin), 3), end=round(1e3 * (span.end - origin), 3))
         for span in spans

@@ -67,13 +67,15 @@ def label(span: Span) -> str:
 
 
 def cost_of(kind: str) -> str:
-    """What a kind of action is akin to, for colours and legends: a class of cost, or the kind itself.
+    """What a kind of action is akin to, for colours and legends: a class of cost, or itself if it is unknown.
 
     >>> cost_of("I"), cost_of("no such kind")
     ('input gradient', 'no such kind')
     """
     known = Kind.known(kind)
-    return known.cost if known is not None and known.cost != "none" else kind
+    if known is None:
+        return kind
+    return known.cost if known.cost != "none" else "other"
 
 
 def kind_words(kind: str) -> str:
