@@ -3,6 +3,10 @@
     torchrun --nproc-per-node 2 examples/torchrun.py
     python examples/torchrun.py                        # the same result inline
 
+On two hosts, start it on each of them; 10.0.0.1 is the first, N is 0 there and 1 on the other:
+
+    torchrun --nnodes 2 --node-rank N --nproc-per-node 1 --master-addr 10.0.0.1 --master-port 29500 examples/torchrun.py
+
 torchrun sets RANK and WORLD_SIZE; `parallelize` joins the group (gloo). Give each process one thread, unless it has
 more cores: OMP_NUM_THREADS=1.
 """

@@ -25,12 +25,16 @@ EXPECTED = {
     "compose.py": r"dtr on 1f1b: lateness \(2, 1, 0\), .* test accuracy 0\.[89]",
     "with_lightning.py": r"after 3 epochs: loss 0\.\d+, test accuracy 0\.[89]",
     "with_accelerate.py": r"epoch 2: loss 0\.\d+\ntest accuracy 0\.[89]\d*\n\d+ parameters on cpu",
+    "with_transformers.py": r"loss 3\.\d+ before, 0\.\d+ after; accuracy (0\.9|1\.0).*\n.* True",
+    "petra_transformer.py": r"dtr keeps 49, 66, 0 kB .*\npetra keeps 66, 0, 0 kB .*\ntest accuracy 0\.[5-9]",
+    "auxnet.py": r"AuxNet\(.*accuracy 0\.[89]\d*\n.*AuxNet\(ablation='shallow'.*\n.* FLOPs per sample",
+    "layerpipe_plan.py": r"pipedream 1\.45 .*, layerpipe 1\.81\n(.*\n)+test accuracy 0\.[89]",
     "new_method.py": r"Slow\(microbatches=4, .*\): test accuracy 0\.[89]",
 }
 
 
 #: Packages that an example is about, and that Unlatch does not need; their own warnings are theirs.
-ABOUT = {"with_lightning.py": "lightning", "with_accelerate.py": "accelerate"}
+ABOUT = {"with_lightning.py": "lightning", "with_accelerate.py": "accelerate", "with_transformers.py": "transformers"}
 
 
 def run_example(name: str, folder: Path, *launcher: str) -> str:
