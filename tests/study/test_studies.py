@@ -99,7 +99,7 @@ def test_fewer_than_three_seeds_are_no_result_and_a_new_seed_adds_its_runs_only(
 
 def test_what_computes_the_same_is_said_to(study, compare):
     cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "cut"\nrun.stages = 2\nrun.split = [["layers.1"]]\n'
-    assert "cut computed the same numbers as bp, epoch by epoch" in compare(study(cases)).stdout
+    assert "cut computed the same numbers, epoch by epoch, as bp" in compare(study(cases)).stdout
 
 
 def test_jobs_change_nothing_but_times(study, compare, lines):

@@ -9,6 +9,7 @@
     label = "{method.name}, K={run.stages}"
     method.name = ["dtr", "fdg"]
     run.stages = [2, 4]
+    baseline = "bp"                                  # another case than study.baseline to compare with
 
 In a case a list is a grid, wherever it stands; a value that is a list itself has brackets of its own: `[["layers.2"]]`.
 """
@@ -21,7 +22,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,10 +83,14 @@ class _StudyFile(Section):
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the grid: a label and checked settings, whose seed is that of the run."""
+    """One point of the grid: a label and checked settings, whose seed is that of the run.
+
+    **Arguments:** `baseline`: the label of the case that it is compared with, if not that of the whole study.
+    """
 
     label: str
     config: Config
+    baseline: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,11 +131,15 @@ class Study:
         """All runs, seed by seed, so that a study that is stopped has whole rounds; the same settings count once."""
         found: dict[str, PlannedRun] = {}
         for seed, case in itertools.product(self.seeds, self.cases):
-            config = _seeded(case.config, seed)
-            digest = self.digest(config)
-            labels = found[digest].labels if digest in found else ()
-            found[digest] = PlannedRun(digest, (*labels, case.label), seed, config)
+            run = self.run_of(case, seed)
+            labels = found[run.digest].labels if run.digest in found else ()
+            found[run.digest] = replace(run, labels=(*labels, case.label))
         return list(found.values())
+
+    def run_of(self, case: Case, seed: int) -> PlannedRun:
+        """The run of one case with one seed."""
+        config = _seeded(case.config, seed)
+        return PlannedRun(self.digest(config), (case.label,), seed, config)
 
     def digest(self, config: Config) -> str:
         """What tells runs apart: all settings but where data and results are."""
@@ -190,6 +199,10 @@ def _cases(path: str | Path, values: Mapping[str, Any]) -> list[Mapping[str, Any
 
 def _check_labels(path: str | Path, cases: Sequence[Case], baseline: str | None) -> None:
     labels = [case.label for case in cases]
+    for case in cases:
+        if case.baseline is not None and case.baseline not in labels:
+            known = hint(case.baseline, labels)
+            raise ConfigError(f"{path}, case {case.label!r}: baseline: there is no case {case.baseline!r}{known}")
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(
@@ -205,7 +218,10 @@ def _expanded(
 ) -> Iterator[Case]:
     """All points of the grid that one `[[case]]` spans."""
     template = table["label"]
-    changes = dict(_leaves({key: value for key, value in table.items() if key != "label"}))
+    against = table.get("baseline")
+    if against is not None and not isinstance(against, str):
+        raise ConfigError(f"{path}, case {template!r}: baseline: expected the label of a case, got {against!r}")
+    changes = dict(_leaves({key: value for key, value in table.items() if key not in ("label", "baseline")}))
     grid = {key: value for key, value in changes.items() if isinstance(value, list)}
     for key, choices in grid.items():
         if not choices:
@@ -219,11 +235,12 @@ def _expanded(
         if ("run", "seed") in chosen:
             raise ConfigError(f"{path}, case {label!r}: run.seed: every run has one of study.seeds; leave it out")
         try:
-            yield Case(label, from_mapping(values, f"{path}, case {label!r}", judges))
+            config = from_mapping(values, f"{path}, case {label!r}", judges)
         except ConfigError as error:
             if any(".".join(key) in str(error) for key in grid):
                 raise ConfigError(f"{error}\n  ({_BRACKETS})") from None
             raise
+        yield Case(label, config, None if against is None else _label(path, against, values, {}))
 
 
 def _leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..config.study import PlannedRun, Study
+from ..config.study import Study
 from ..io import durable
 from ..io.space import bytes_text
 from ..table import Table, number_text
@@ -45,12 +45,14 @@ class CaseFound:
     - `lines`: of its runs, by seed; the last word on each.
     - `asked`: how many seeds the study asks for.
     - `measure`: the result that counts.
+    - `baseline`: the label of the case that it is compared with.
     """
 
     labels: tuple[str, ...]
     lines: Mapping[int, Line]
     asked: int
     measure: str
+    baseline: str
 
     @property
     def label(self) -> str:
@@ -128,14 +130,23 @@ class StudyReport:
 
     study: Study
     cases: tuple[CaseFound, ...]
-    baseline: CaseFound
     command: str
 
     # --------------------------------------------------------------- numbers
 
+    def base_of(self, case: CaseFound) -> CaseFound:
+        """What a case is compared with."""
+        return next(other for other in self.cases if case.baseline in other.labels)
+
+    @cached_property
+    def baselines(self) -> list[str]:
+        """What cases are compared with, each once."""
+        return list(dict.fromkeys(self.base_of(case).label for case in self.cases))
+
     def against(self, case: CaseFound) -> Paired | None:
-        """A case and the baseline, seed by seed; nothing for the baseline itself."""
-        return None if case is self.baseline else paired(case.values, self.baseline.values)
+        """A case and its baseline, seed by seed; nothing for the baseline itself."""
+        base = self.base_of(case)
+        return None if case is base else paired(case.values, base.values)
 
     @cached_property
     def timing(self) -> bool:
@@ -144,7 +155,7 @@ class StudyReport:
 
     def ratio(self, case: CaseFound) -> float | None:
         """Speed over that of the baseline, the median over seeds."""
-        ours, theirs = case.timed(), self.baseline.timed()
+        ours, theirs = case.timed(), self.base_of(case).timed()
         ratios = [ours[seed] / theirs[seed] for seed in ours if seed in theirs]
         return stats.median(ratios) if self.timing and ratios else None
 
@@ -174,16 +185,26 @@ class StudyReport:
         """What was measured, on what."""
         return f"{self.study.measure.replace('_', ' ')} on {'held-out training' if self.held_out else 'test'} samples"
 
+    @property
+    def beside(self) -> str:
+        """The baseline in words."""
+        return self.baselines[0] if len(self.baselines) == 1 else "the baseline of each case"
+
     @cached_property
     def table(self) -> Table:
         """A row per case."""
         probed = any(case.cosines() for case in self.cases)
         unit = " (%)" if self._share else ""
         heads: tuple[str, ...] = ("case", f"{self.study.measure.replace('_', ' ')}{unit}", "range", "seeds")
-        heads += ("to baseline", "std. error", "95 % interval", "")
+        heads += ("to baseline", "std. error", "95 % interval", "what that is")
+        heads += ("baseline",) if len(self.baselines) > 1 else ()
         heads += ("samples/s", "ratio") if self.timing else ()
         heads += ("peak kept per stage", "staleness", "predicted", *(("cosine",) if probed else ()))
-        return Table(heads, tuple(self._row(case, probed) for case in self.cases), left=(0, 7))
+        return Table(
+            heads,
+            tuple(self._row(case, probed) for case in self.cases),
+            left=(0, 7, 8) if len(self.baselines) > 1 else (0, 7),
+        )
 
     def _row(self, case: CaseFound, probed: bool) -> tuple[str, ...]:
         found, values = self.against(case), list(case.values.values())
@@ -198,6 +219,7 @@ class StudyReport:
             self._number(found.error if found else None, ""),
             " to ".join(self._number(end, "+") for end in interval) if interval else "-",
             self.verdict(case),
+            *((self.base_of(case).label,) if len(self.baselines) > 1 else ()),
             *(
                 (number_text(stats.median(speeds) if speeds else None), number_text(self.ratio(case), ".2f"))
                 if self.timing
@@ -218,7 +240,7 @@ class StudyReport:
         if not case.is_result or (found is not None and not found.is_result):
             return f"no result: under {ENOUGH} seeds"
         if found is None:
-            return "baseline" if case is self.baseline else "no pair with the baseline"
+            return "baseline" if case is self.base_of(case) else "no pair with the baseline"
         if not found.apart:
             return "no difference shown"
         return "above baseline" if found.mean > 0 else "below baseline"
@@ -229,7 +251,9 @@ class StudyReport:
         if len(case.labels) > 1:
             said.append(f"{case.label} are the same settings, run once")
         if (same := self.same_as(case)) is not None:
-            said.append(f"{case.label} computed the same numbers as {same.label}, epoch by epoch: not another finding")
+            alike = all(case.lines[seed] is same.lines[seed] for seed in case.lines)
+            what = "are the same runs as" if alike else "computed the same numbers, epoch by epoch, as"
+            said.append(f"{case.label} {what} {same.label}: not another finding")
         reasons = {line["reason"]: None for line in case.lines.values() if line.get("reason")}
         said += [f"{case.label}: {reason}" for reason in reasons]
         return said
@@ -239,7 +263,7 @@ class StudyReport:
         """What a reader must know to read the table rightly."""
         notes = [
             f"{self.what[:1].upper()}{self.what[1:]}, after the last epoch. Differences are to "
-            f"{self.baseline.label}, taken seed by seed; the interval is Student's for their mean."
+            f"{self.beside}, taken seed by seed; the interval is Student's for their mean."
         ]
         if not self.timing:
             notes.append("No speeds: some runs were done several at once (--jobs), or while others used the machine.")
@@ -269,7 +293,7 @@ class StudyReport:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {"study": self.study.name, "baseline": self.baseline.label, "cases": self.numbers(), "notes": self.notes}
+        return {"study": self.study.name, "baselines": self.baselines, "cases": self.numbers(), "notes": self.notes}
 
     def numbers(self) -> list[dict[str, Any]]:
         """A row of plain numbers per case."""
@@ -280,6 +304,7 @@ class StudyReport:
             rows.append(
                 {
                     "case": case.label,
+                    "baseline": self.base_of(case).label,
                     "seeds": len(values),
                     "measure": self.study.measure,
                     "mean": case.mean,
@@ -305,22 +330,25 @@ class StudyReport:
 def study_report(study: Study, lines: Sequence[Line], baseline: str, command: str) -> StudyReport:
     """Put the lines of a results file together, as far as they are of this study; the last of each run counts.
 
-    **Arguments:** `baseline`: the label of the case that others are compared with.
+    **Arguments:** `baseline`: the label of the case that those without a baseline of their own are compared with.
     """
     newest = {line["digest"]: line for line in lines}
-    planned: dict[tuple[str, ...], list[PlannedRun]] = {}
-    for run in study.runs():
-        planned.setdefault(run.labels, []).append(run)
+    # Cases with the same settings and the same baseline are one row; with another baseline, another question.
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for case in study.cases:
+        digests = (study.run_of(case, seed).digest for seed in study.seeds)
+        rows.setdefault((case.baseline or baseline, *digests), []).append(case.label)
     cases = tuple(
         CaseFound(
-            labels,
-            {run.seed: newest[run.digest] for run in runs if run.digest in newest},
+            tuple(labels),
+            {seed: newest[digest] for seed, digest in zip(study.seeds, digests, strict=True) if digest in newest},
             len(study.seeds),
             study.measure,
+            beside,
         )
-        for labels, runs in planned.items()
+        for (beside, *digests), labels in rows.items()
     )
-    return StudyReport(study, cases, next(case for case in cases if baseline in case.labels), command)
+    return StudyReport(study, cases, command)
 
 
 # ------------------------------------------------------------------------ files
@@ -371,9 +399,7 @@ def differences_figure(report: StudyReport) -> Figure:
     axes.axvline(0.0, color="#666666", linewidth=1)
     axes.set_yticks(range(len(compared)), [case.label for case, _ in compared])
     axes.invert_yaxis()
-    axes.set_xlabel(
-        f"{report.what}, {'points' if scale > 1 else 'difference'} to {report.baseline.label} (grey: no result)"
-    )
+    axes.set_xlabel(f"{report.what}, {'points' if scale > 1 else 'difference'} to {report.beside} (grey: no result)")
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
