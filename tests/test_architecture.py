@@ -14,7 +14,7 @@ import unlatch
 from unlatch import methods
 
 #: Rooms, or files of the package, that work for every method alike.
-GENERIC = ["cli", "throughput", "config", "report", "demo.py", "callbacks", "train", "advise", "plan", "runtime"]
+GENERIC = ["cli", "throughput", "config", "report", "demo", "callbacks", "train", "advise", "plan", "runtime"]
 GENERIC += ["transport", "nn"]
 
 PACKAGE = Path(unlatch.__file__).parent

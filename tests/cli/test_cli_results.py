@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 
@@ -28,9 +27,13 @@ def test_compare(unlatch, two_runs, tmp_path):
     assert rows["plain"][3] == "1.00"
     assert "1 / 0" in result.stdout
     page = (tmp_path / "page.html").read_text()
-    pictures = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", page)
-    assert len(pictures) == 3
-    assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
+    document = json.loads(re.search(r'id="document">(.*?)</script>', page, re.DOTALL)[1])
+    plain, late = document["runs"]
+    assert (plain["label"], plain["baseline"], late["label"], late["baseline"]) == ("plain", True, "late", False)
+    assert {"training loss", "test accuracy"} <= plain["curves"].keys() & late["curves"].keys()
+    assert [len(run["timeline"]["rows"]) for run in (plain, late)] == [1, 2]
+    assert all(run["timeline"]["spans"] and run["speed"] > 0 for run in (plain, late))
+    assert [row[0] for row in document["table"]["rows"]] == ["plain", "late"]
     assert "http" not in page.replace("http-equiv", "")
 
 

@@ -25,6 +25,9 @@ class Row:
     - `ratio`: to the baseline's speed, median over pairs of runs; `None` without a baseline.
     - `staleness`, `predicted`, `peak_bytes`, `weight_copies`: per stage.
     - `input_errors`: per stage, the largest relative error of a reconstructed input; `None` where none is.
+    - `baseline`: the label of the row that `ratio` is to.
+    - `process_bytes`: per process, what its stages kept at most.
+    - `sentence`: what to see in it.
     """
 
     label: str
@@ -37,6 +40,9 @@ class Row:
     peak_bytes: tuple[int, ...]
     weight_copies: tuple[int, ...]
     input_errors: tuple[float | None, ...] = ()
+    baseline: str | None = None
+    process_bytes: tuple[int, ...] = ()
+    sentence: str = ""
 
     @property
     def accuracy(self) -> float | None:
@@ -48,16 +54,18 @@ class Row:
         return {**vars(self), "accuracy": self.accuracy}
 
 
-def rows_of(groups: Mapping[str, Sequence[Record]], baseline: str | None = None) -> list[Row]:
+def rows_of(
+    groups: Mapping[str, Sequence[Record]], baseline: str | Mapping[str, str | None] | None = None
+) -> list[Row]:
     """One row per group of runs that differ only by chance.
 
     **Arguments:**
 
     - `groups`: runs by label.
-    - `baseline`: the label whose speed counts as 1.
+    - `baseline`: the label whose speed counts as 1; or for every label its own, where not all train the same network.
     """
-    base = _speeds(groups[baseline]) if baseline is not None else []
-    return [_row(label, records, base) for label, records in groups.items()]
+    own = baseline if isinstance(baseline, Mapping) else dict.fromkeys(groups, baseline)
+    return [_row(label, records, own.get(label), groups) for label, records in groups.items()]
 
 
 def _speeds(records: Sequence[Record]) -> list[float | None]:
@@ -69,7 +77,10 @@ def _ratio(speeds: Sequence[float | None], base: Sequence[float | None]) -> floa
     return _median([a / b if a and b else None for a, b in zip(speeds, base, strict=False)])
 
 
-def _row(label: str, records: Sequence[Record], base: Sequence[float | None]) -> Row:
+def _row(
+    label: str, records: Sequence[Record], baseline: str | None, groups: Mapping[str, Sequence[Record]]
+) -> Row:
+    base = _speeds(groups[baseline]) if baseline is not None else []
     stages = [list(column) for column in zip(*(r.summary["stages"] for r in records), strict=False)]
     return Row(
         label=label,
@@ -82,7 +93,18 @@ def _row(label: str, records: Sequence[Record], base: Sequence[float | None]) ->
         peak_bytes=tuple(max(s["peak_bytes"] for s in column) for column in stages),
         weight_copies=tuple(max(s["weight_copies"] for s in column) for column in stages),
         input_errors=tuple(_worst(s.get("reconstruction_error") for s in column) for column in stages),
+        baseline=baseline,
+        process_bytes=_by_process(stages),
     )
+
+
+def _by_process(stages: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[int, ...]:
+    """Most bytes kept by each process; its stages may have kept theirs at different times."""
+    kept: dict[int, int] = {}
+    for number, column in enumerate(stages):
+        rank = column[0].get("rank", number)
+        kept[rank] = kept.get(rank, 0) + max(s["peak_bytes"] for s in column)
+    return tuple(kept[rank] for rank in sorted(kept))
 
 
 def _worst(values: Iterable[float | None]) -> float | None:
@@ -94,13 +116,17 @@ def _median(values: Sequence[float | None]) -> float | None:
     return stats.median(known) if known else None
 
 
-def comparison_table(rows: Sequence[Row], first: str = "method") -> Table:
-    """The rows as text. Staleness and memory have one number per stage, the one nearest the data first."""
+def comparison_table(rows: Sequence[Row], first: str = "method", *, sentences: bool = True) -> Table:
+    """The rows as text. Staleness and memory have one number per stage, the one nearest the data first.
+
+    **Arguments:** `sentences`: whether what to see in the rows is a column, if it is said of any.
+    """
+    told = sentences and any(row.sentence for row in rows)
     several = any(len(row.accuracies) > 1 for row in rows)
     reconstructs = any(error is not None for row in rows for error in row.input_errors)
     heads = (
         first,
-        "test accuracy" + (" (worst)" if several else ""),
+        "test accuracy" + (" (range)" if several else ""),
         "samples/s",
         "ratio",
         "bubble",
@@ -109,6 +135,7 @@ def comparison_table(rows: Sequence[Row], first: str = "method") -> Table:
         "peak kept per stage",
         "old weights",
         *(("input error",) if reconstructs else ()),
+        *(("what to see",) if told else ()),
     )
     body = tuple(
         (
@@ -122,14 +149,15 @@ def comparison_table(rows: Sequence[Row], first: str = "method") -> Table:
             " / ".join(bytes_text(b) for b in row.peak_bytes) or "-",
             " / ".join(str(n) for n in row.weight_copies) or "-",
             *((" / ".join(number_text(e, ".2g") for e in row.input_errors) or "-",) if reconstructs else ()),
+            *((row.sentence,) if told else ()),
         )
         for row in rows
     )
-    return Table(heads, body)
+    return Table(heads, body, left=(0, len(heads) - 1) if told else (0,))
 
 
 def _accuracy_text(row: Row) -> str:
     if row.accuracy is None:
         return "-"
-    worst = f" ({min(row.accuracies):.1%})" if len(row.accuracies) > 1 else ""
-    return f"{row.accuracy:.1%}{worst}"
+    lowest, highest = min(row.accuracies), max(row.accuracies)
+    return f"{row.accuracy:.1%}" + (f" ({lowest:.1%} to {highest:.1%})" if len(row.accuracies) > 1 else "")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import statistics as stats
-from collections.abc import Mapping, Sequence
-from itertools import chain, cycle
+from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from .board import curves_of
 from .comparison import Row
 from .picture import Picture
 from .record import Record
@@ -17,42 +18,34 @@ __all__ = ["costs", "curves"]
 
 # Distinguishable with any kind of colour vision (Okabe and Ito).
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+_PALE = ("#BBBBBB", "#D6C7A5")
 _GREY = "#666666"
 
 
-def curves(groups: Mapping[str, Sequence[Record]]) -> Figure:
-    """Training loss by step and test accuracy by epoch, each line the mean over the runs of one group."""
+def curves(groups: Mapping[str, Sequence[Record]], baselines: Collection[str] = ()) -> Figure:
+    """Training loss by step and test accuracy by epoch, each line the mean over the runs of one group.
+
+    **Arguments:** `baselines`: labels of those that others are compared with.
+    """
     figure = Picture(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    # The first line is broad and pale, so that one that coincides with it (as exact methods do) shows on top of it.
-    styles = chain([{"color": "#BBBBBB", "linewidth": 5}], ({"color": c, "linewidth": 1.6} for c in cycle(_LINES)))
-    for (label, records), style in zip(groups.items(), styles, strict=False):
-        losses = _mean_by([dict(r.losses) for r in records])
-        left.plot(list(losses), _smooth(list(losses.values())), label=label, **style)
-        accuracy = _mean_by([_accuracies(r) for r in records])
-        if accuracy:
-            right.plot(list(accuracy), [100 * a for a in accuracy.values()], label=label, **style)
+    lines, pale = cycle(_LINES), cycle(_PALE)
+    for label, records in groups.items():
+        # A baseline is broad and pale, so that a line that coincides with it (as exact methods do) shows on top of it.
+        broad = {"color": next(pale), "linewidth": 5, "zorder": 1.5}
+        style = broad if label in baselines else {"color": next(lines), "linewidth": 1.6, "zorder": 2}
+        found = curves_of(records)
+        for axes, name, factor in ((left, "training loss", 1), (right, "test accuracy", 100)):
+            points = found[name]["points"] if name in found else []
+            axes.plot([p[0] for p in points], [factor * p[1] for p in points], label=label, **style)
     left.set(xlabel="batches", ylabel="training loss", yscale="log")
     right.set(xlabel="epochs", ylabel="test accuracy (%)")
     for axes in (left, right):
         _plain(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False)
     return figure
-
-
-def _accuracies(record: Record) -> dict[int, float]:
-    return {row["epoch/number"]: row["eval/accuracy"] for row in record.epochs if "eval/accuracy" in row}
-
-
-def _mean_by(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    keys = sorted({key for table in tables for key in table})
-    return {key: stats.mean(table[key] for table in tables if key in table) for key in keys}
-
-
-def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
-    """A running mean, short enough to keep the shape."""
-    return [stats.mean(values[max(0, i - width + 1) : i + 1]) for i in range(len(values))]
 
 
 def costs(rows: Sequence[Row]) -> Figure:

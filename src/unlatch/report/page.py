@@ -1,105 +1,77 @@
-"""A report as one HTML file that needs nothing else: table and pictures are inside."""
+"""The report of a comparison: a page that needs nothing else, and the same in pictures."""
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from matplotlib.figure import Figure
 
-from ..table import Table
+from .board import board, run_of, timelines_of
 from .comparison import Row, comparison_table
 from .figures import costs, curves
 from .measures import measures_figure
 from .record import Record
 from .timeline import draw_timelines
+from .web import render
 
-__all__ = ["Picture", "comparison_pictures", "render", "write_comparison"]
-
-_TEMPLATE = "page.html"
+__all__ = ["Picture", "comparison_board", "comparison_pictures", "render", "write_comparison"]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as PNG, with what it shows."""
+    """A figure as PNG, by name."""
 
     name: str
-    title: str
-    caption: str
     png: bytes
 
     @classmethod
-    def of(cls, name: str, title: str, caption: str, figure: Figure) -> Picture:
+    def of(cls, name: str, figure: Figure) -> Picture:
         """Draw a figure."""
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=140)
-        return cls(name, title, caption, buffer.getvalue())
-
-    @property
-    def base64(self) -> str:
-        """The picture as text, for embedding."""
-        return base64.b64encode(self.png).decode("ascii")
-
-
-def render(
-    title: str,
-    introduction: Sequence[str],
-    table: Table,
-    pictures: Sequence[Picture] = (),
-    footer: Sequence[str] = (),
-) -> str:
-    """The page as text; everything is escaped.
-
-    >>> "a &lt; b" in render("a < b", [], Table(("x",), (("1",),)))
-    True
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("unlatch.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    values: dict[str, Any] = {"title": title, "introduction": introduction, "table": table}
-    return environment.get_template(_TEMPLATE).render(**values, pictures=pictures, footer=footer)
+        return cls(name, buffer.getvalue())
 
 
 def comparison_pictures(groups: Mapping[str, Sequence[Record]], rows: Sequence[Row]) -> list[Picture]:
     """The figures of a comparison; measures of methods only where there are any."""
-    first = {label: records[0].events for label, records in groups.items()}
-    measured = {label: records[0] for label, records in groups.items() if records[0].measures}
+    measured = {label: records[0].measures for label, records in groups.items() if records[0].measures}
     return [
-        Picture.of(
-            "curves",
-            "Learning",
-            "Training loss (running mean of 5 batches) and test accuracy; means over runs where there are several.",
-            curves(groups),
-        ),
-        Picture.of(
-            "timeline",
-            "The first steps",
-            "What each stage did when, measured. White is idle: waiting for another stage or for data.",
-            draw_timelines(first),
-        ),
-        Picture.of(
-            "costs",
-            "Speed and memory",
-            "Speed is the median over epochs, the first left out. Memory counts activations, kept inputs and graphs.",
-            costs(rows),
-        ),
-        *([_measures(measured)] if measured else []),
+        Picture.of("curves", curves(groups, {row.baseline for row in rows if row.baseline is not None})),
+        Picture.of("timeline", draw_timelines({label: records[0].events for label, records in groups.items()})),
+        Picture.of("costs", costs(rows)),
+        *([Picture.of("measures", measures_figure(measured))] if measured else []),
     ]
 
 
-def _measures(records: Mapping[str, Record]) -> Picture:
-    words = {name: text for record in records.values() for name, text in record.summary.get("measures", {}).items()}
-    explained = "".join(f" {name}: {text}." for name, text in words.items())
-    return Picture.of(
-        "measures",
-        "What the methods measure",
-        f"Measurements of the methods themselves, the first run of each kind.{explained}",
-        measures_figure({label: record.measures for label, record in records.items()}),
+def comparison_board(
+    title: str,
+    introduction: Sequence[str],
+    groups: Mapping[str, Sequence[Record]],
+    rows: Sequence[Row],
+    *,
+    first: str = "method",
+    closing: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The document of a comparison; arguments as in `write_comparison`."""
+    baselines = {row.baseline for row in rows}
+    timelines = timelines_of({label: records[0].events for label, records in groups.items()})
+    by_label = {row.label: row for row in rows}
+    runs = [
+        run_of(label, records, row=by_label.get(label), timeline=timelines.get(label), baseline=label in baselines)
+        for label, records in groups.items()
+    ]
+    return board(
+        title,
+        runs,
+        introduction=introduction,
+        table=comparison_table(rows, first, sentences=False),
+        notes=[row.sentence or None for row in rows],
+        closing=closing,
+        footer=_footer(groups),
     )
 
 
@@ -112,16 +84,23 @@ def write_comparison(
     *,
     first: str = "method",
     figures: Path | None = None,
+    closing: Sequence[str] = (),
 ) -> None:
-    """Write the report of a comparison, and its figures as files of their own if `figures` names a folder."""
-    pictures = comparison_pictures(groups, rows)
+    """Write the report of a comparison, and its figures as files of their own if `figures` names a folder.
+
+    **Arguments:**
+
+    - `groups`: runs by label, several where they differ only by chance.
+    - `rows`: from `rows_of`; a row that another one is compared with is drawn as a baseline.
+    - `first`: the head of the first column.
+    - `closing`: what is said at the end of the page.
+    """
+    document = comparison_board(title, introduction, groups, rows, first=first, closing=closing)
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(
-        render(title, introduction, comparison_table(rows, first), pictures, _footer(groups)), encoding="utf-8"
-    )
+    page.write_text(render(document), encoding="utf-8")
     if figures is not None:
         figures.mkdir(parents=True, exist_ok=True)
-        for picture in pictures:
+        for picture in comparison_pictures(groups, rows):
             (figures / f"{picture.name}.png").write_bytes(picture.png)
 
 

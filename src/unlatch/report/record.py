@@ -19,7 +19,7 @@ from .measures import Measures, measures_of
 
 __all__ = ["Record", "read_run"]
 
-#: Enough for a picture of the beginning; a run may have recorded a hundred times as many.
+#: Enough for a picture; a run may have recorded a hundred times as many.
 _FEW = 4000
 
 
@@ -74,7 +74,7 @@ class Record:
     - `losses`: training loss by step.
     - `epochs`: the numbers logged at the end of each epoch, by metric name.
     - `measures`: what the method measured of itself over the updates, if anything.
-    - `events`: the first actions of all stages; times in seconds since the first.
+    - `events`: actions of all stages from the middle of what was recorded; times in seconds since the first of all.
     """
 
     folder: Path
@@ -107,7 +107,7 @@ def read_run(folder: str | Path) -> Record:
         losses=tuple((row["step"], row["train/loss"]) for row in rows if "train/loss" in row),
         epochs=tuple(row for row in rows if "epoch/number" in row),
         measures=measures_of(rows),
-        events=tuple(islice(_events(folder / "events.jsonl"), _FEW)),
+        events=tuple(_middle(folder / "events.jsonl")),
         versions=_object(folder / "versions.json") if (folder / "versions.json").is_file() else {},
     )
 
@@ -130,10 +130,13 @@ def _valid(model: type[M], source: str, data: Any) -> M:
         raise ConfigError(f"{source}: {explain(error)[0]}; was it cut off or edited?") from None
 
 
-def _events(file: Path) -> Iterator[Event]:
+def _middle(file: Path) -> Iterator[Event]:
+    """The events around the middle: the first ones show how a run starts, not how it goes on."""
     if not file.is_file():
         return
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        skipped = max(0, sum(1 for _ in lines) - _FEW) // 2
+        lines.seek(0)
+        for number, line in islice(enumerate(lines, start=1), skipped, skipped + _FEW):
             if line.endswith(b"\n"):
                 yield Event(**dict(_valid(_Action, f"{file}, line {number}", line)))

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from ..runtime.events import Event
+from ..schedule.entries import Kind
 from ..schedule.simulation import Simulation, Span
 from ..schedule.simulator import Timeline
 
-__all__ = ["KIND_NAMES", "Source", "grouped", "kind_order", "label", "row_names", "spans_of"]
+__all__ = ["KIND_NAMES", "Source", "cost_of", "grouped", "kind_order", "kind_words", "label", "row_names", "spans_of"]
 
 Source: TypeAlias = Simulation | Timeline | Iterable[Event] | Iterable[Span]
 
@@ -62,7 +63,25 @@ def label(span: Span) -> str:
     >>> label(Span(0, 2, "I", 7, 0, 1))
     'input gradient of batch 7, stage 2'
     """
-    return f"{KIND_NAMES.get(span.kind, span.kind)} of batch {span.batch}, stage {span.stage}"
+    return f"{kind_words(span.kind)} of batch {span.batch}, stage {span.stage}"
+
+
+def cost_of(kind: str) -> str:
+    """What a kind of action is akin to, for colours and legends: a class of cost, or itself if it is unknown.
+
+    >>> cost_of("I"), cost_of("no such kind")
+    ('input gradient', 'no such kind')
+    """
+    known = Kind.known(kind)
+    if known is None:
+        return kind
+    return known.cost if known.cost != "none" else "other"
+
+
+def kind_words(kind: str) -> str:
+    """What a kind of action is called; one that methods have made, by what it is akin to and its own letters."""
+    cost = cost_of(kind)
+    return cost if kind in KIND_NAMES or cost == kind else f"{cost} ({kind})"
 
 
 def kind_order(spans: Iterable[Span]) -> list[str]:

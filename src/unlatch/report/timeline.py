@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,15 +11,21 @@ from matplotlib.patches import Patch
 
 from ..errors import ConfigError
 from ..schedule.simulation import Span
+from .board import in_milliseconds, timeline_of
 from .picture import Picture
-from .spans import KIND_NAMES, Source, grouped, kind_order, row_names, spans_of
+from .spans import Source, cost_of, grouped, kind_order, row_names, spans_of
+from .steady import steady_windows
 from .trace import write_trace
+from .web import render
 
 __all__ = ["COLOURS", "draw_timeline", "draw_timelines", "save_timeline", "timeline_html"]
 
 # Distinguishable with any kind of colour vision (Okabe and Ito).
-COLOURS = {"F": "#56B4E9", "B": "#E69F00", "I": "#E69F00", "W": "#009E73", "U": "#333333"}
-_OTHER = "#CC79A7"
+COLOURS = {
+    **{"forward": "#56B4E9", "backward": "#E69F00", "input gradient": "#F5CB74", "weight gradient": "#2FAE88"},
+    **{"update": "#4A5058", "auxiliary": "#CC79A7"},
+}
+_OTHER = "#B9A7D6"
 _MOST_LABELS = 1500
 
 
@@ -58,24 +62,24 @@ def draw_timeline(
 
 
 def draw_timelines(sources: Mapping[str, Source]) -> Figure:
-    """The beginning of several measured runs, one panel each, all to the same scale.
+    """A few steady rounds of several measured runs, one panel each, all to the same scale.
 
     **Arguments:** `sources`: by label, with times in seconds; empty ones are left out.
     """
     found = {label: spans_of(source) for label, source in sources.items()}
-    runs = {label: _since_zero_in_ms(spans) for label, spans in found.items() if spans}
+    windows = steady_windows(found)
+    runs = {label: in_milliseconds(found[label], start) for label, (start, _) in windows.items()}
     names = {label: row_names(spans) for label, spans in runs.items()}
     heights = [len(rows) for rows in names.values()]
     figure = Picture(figsize=(11, 0.6 + sum(0.42 * rows + 0.34 for rows in heights)), layout="constrained")
     if not runs:
         return figure
-    window = 0.0, min(_time_of_actions(spans) for spans in runs.values())
     panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     shown: list[Span] = []
-    for axes, (label, spans) in zip(panels, runs.items(), strict=True):
-        shown += _draw_rows(axes, spans, names[label], window)
+    for axes, (label, (start, end)) in zip(panels, windows.items(), strict=True):
+        shown += _draw_rows(axes, runs[label], names[label], (0.0, 1e3 * (end - start)))
         axes.set_title(label, loc="left", fontsize=9, fontweight="bold", pad=2)
-    panels[-1].set_xlabel("milliseconds since the first action (the number is the micro-batch)")
+    panels[-1].set_xlabel("milliseconds, from the midst of each run (the number is the micro-batch)")
     _add_legend(figure, shown)
     return figure
 
@@ -98,28 +102,19 @@ def save_timeline(path: str | Path, source: Source, *, title: str = "", unit: fl
 
 
 def timeline_html(source: Source, *, title: str = "Timeline", unit: str = "") -> str:
-    """A page as text that needs nothing else: wheel to zoom, drag to move, hover for details.
+    """A page as text that needs nothing else: zoom, drag, hover for details.
 
     **Arguments:**
 
     - `source`: a simulation, or the events of a run.
     - `unit`: of time, for the details.
 
-    >>> "<canvas" in timeline_html([Span(0, 0, "F", 0, 0.0, 1.0)])
+    >>> timeline_html([Span(0, 0, "F", 0, 0.0, 1.0)]).startswith("<!DOCTYPE html>")
     True
     """
     spans = spans_of(source)
-    kinds = kind_order(spans)
-    data = {
-        "rows": row_names(spans),
-        "kinds": [[kind, KIND_NAMES.get(kind, kind)] for kind in kinds],
-        "unit": unit,
-        "spans": [[s.device, kinds.index(s.kind), s.stage, s.batch, float(s.start), float(s.end)] for s in spans],
-    }
-    # A "<" in a name must not end the script.
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    page = Path(__file__).with_name("timeline_page.html").read_text(encoding="utf-8")
-    return page.replace("{{title}}", html.escape(title)).replace("{{data}}", text)
+    timeline = timeline_of(spans, unit=unit, window=_beginning(spans))
+    return render({"title": title, "runs": [{"label": "", "timeline": timeline}]})
 
 
 def _draw_rows(axes: Axes, spans: Sequence[Span], names: Sequence[str], window: tuple[float, float]) -> list[Span]:
@@ -128,12 +123,12 @@ def _draw_rows(axes: Axes, spans: Sequence[Span], names: Sequence[str], window: 
     shown = [span for span in spans if span.end > start and span.start < end]
     for (row, kind), mine in grouped(shown).items():
         bars = [(float(span.start), float(span.end - span.start)) for span in mine]
-        colour = COLOURS.get(kind, _OTHER)
+        colour = COLOURS.get(cost_of(kind), _OTHER)
         axes.broken_barh(bars, (row - 0.43, 0.86), facecolor=colour, edgecolor="white", linewidth=0.5)
     wide = [span for span in shown if span.end - span.start > 0.012 * (end - start)]
     for span in wide[:_MOST_LABELS]:
-        middle = float(span.start + span.end) / 2
-        axes.text(middle, span.device, str(span.batch), ha="center", va="center", fontsize=6.5, clip_on=True)
+        middle, ink = float(span.start + span.end) / 2, "white" if cost_of(span.kind) == "update" else "black"
+        axes.text(middle, span.device, str(span.batch), ha="center", va="center", fontsize=6.5, clip_on=True, color=ink)
     axes.set(xlim=(float(start), float(end)), ylim=(max(1, len(names)) - 0.5, -0.5))
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.tick_params(length=0)
@@ -143,7 +138,8 @@ def _draw_rows(axes: Axes, spans: Sequence[Span], names: Sequence[str], window: 
 
 
 def _add_legend(figure: Figure, shown: Iterable[Span]) -> None:
-    legend = [Patch(color=COLOURS.get(k, _OTHER), label=KIND_NAMES.get(k, k)) for k in kind_order(shown)]
+    costs = dict.fromkeys(map(cost_of, kind_order(shown)))
+    legend = [Patch(color=COLOURS.get(cost, _OTHER), label=cost) for cost in costs]
     if legend:
         figure.legend(handles=legend, loc="outside lower right", ncols=len(legend), frameon=False, fontsize=8)
 
@@ -156,14 +152,3 @@ def _beginning(spans: Sequence[Span], per_row: int = 40) -> tuple[float, float]:
     first = [span for span in spans if span.device == spans[0].device]
     end = first[min(per_row, len(first)) - 1].end
     return start, end if end > start else start + 1
-
-
-def _since_zero_in_ms(spans: Sequence[Span]) -> list[Span]:
-    origin = min(span.start for span in spans)
-    return [span._replace(start=1e3 * (span.start - origin), end=1e3 * (span.end - origin)) for span in spans]
-
-
-def _time_of_actions(spans: Sequence[Span], actions: int = 60) -> float:
-    """When a run has done so many things."""
-    in_time = sorted(spans, key=lambda span: span.start)
-    return in_time[min(actions, len(in_time)) - 1].end

@@ -54,6 +54,15 @@ class Kind(str):
             raise ScheduleError(f"kind {name} costs as {known.cost}, not as {cost}: choose another name")
         return known
 
+    @classmethod
+    def known(cls, name: str) -> Kind | None:
+        """The kind of this name, if a method or this module has made one.
+
+        >>> Kind.known("F") is Kind.F, Kind.known("no such kind")
+        (True, None)
+        """
+        return cls._known.get(name)
+
     def __reduce__(self) -> Any:
         return Kind, (str(self), self.cost)
 
