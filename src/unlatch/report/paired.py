@@ -78,6 +78,12 @@ class Paired:
         return self.seeds >= ENOUGH
 
     @property
+    def one_sided(self) -> bool:
+        """Whether all pairs say the same, which three of them do by chance in one case out of four."""
+        low, high = self.range
+        return low > 0.0 or high < 0.0
+
+    @property
     def apart(self) -> bool:
         """Whether the difference is more than chance: enough pairs, and zero outside of the interval."""
         interval = self.interval

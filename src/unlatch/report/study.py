@@ -21,10 +21,10 @@ from ..config.study import Study
 from ..io import durable
 from ..io.space import bytes_text
 from ..table import Table, number_text
-from .page import Picture as PagePicture
-from .page import render
+from .board import board
 from .paired import ENOUGH, Paired, paired
 from .picture import Picture
+from .web import render
 
 __all__ = ["CaseFound", "StudyReport", "study_report", "write_study"]
 
@@ -95,12 +95,21 @@ class CaseFound:
 
     def cosines(self) -> tuple[float, ...]:
         """Of each stage's gradient to that of backpropagation at the weights it is applied to; empty if not probed."""
-        found: dict[int, list[float]] = {}
+        return tuple(stats.fmean(value for _, value in points) for points in self.cosine_series().values())
+
+    def cosine_series(self) -> dict[str, list[list[float]]]:
+        """The same over the updates, means over seeds, by stage."""
+        found: dict[int, dict[int, list[float]]] = {}
         for line in self.lines.values():
             for one in line.get("gradients") or ():
                 if one["reference"] == "current":
-                    found.setdefault(one["stage"], []).append(stats.fmean(one["cosine"]))
-        return tuple(stats.fmean(found[stage]) for stage in sorted(found))
+                    by_update = found.setdefault(one["stage"], {})
+                    for update, cosine in zip(one["update"], one["cosine"], strict=True):
+                        by_update.setdefault(update, []).append(cosine)
+        return {
+            f"stage {stage}": [[update, stats.fmean(values)] for update, values in sorted(by_update.items())]
+            for stage, by_update in sorted(found.items())
+        }
 
     def curve(self, name: str) -> list[list[float]]:
         """Epoch, mean, least and most of a number over the epochs."""
@@ -241,9 +250,10 @@ class StudyReport:
             return f"no result: under {ENOUGH} seeds"
         if found is None:
             return "baseline" if case is self.base_of(case) else "no pair with the baseline"
-        if not found.apart:
-            return "no difference shown"
-        return "above baseline" if found.mean > 0 else "below baseline"
+        side = "above" if found.mean > 0 else "below"
+        if found.apart:
+            return f"{side} baseline"
+        return f"{side} in all pairs, not beyond chance" if found.one_sided else "no difference shown"
 
     def remarks(self, case: CaseFound) -> list[str]:
         """What else there is to say of a case."""
@@ -355,24 +365,61 @@ def study_report(study: Study, lines: Sequence[Line], baseline: str, command: st
 
 
 def write_study(report: StudyReport, path: Path) -> Path:
-    """Write `path` with the endings html, md, csv and png, and the curves. **Returns:** the page."""
-    figures = {"differences": differences_figure(report), "curves": curves_figure(report)}
-    captions = {
-        "differences": (
-            "Difference to the baseline",
-            "A dot per pair of runs with the same seed; bars: 95 % intervals.",
-        ),
-        "curves": ("Learning", "Means over seeds; shaded from the least to the most."),
-    }
-    pictures = [PagePicture.of(name, *captions[name], figure) for name, figure in figures.items()]
-    for picture in pictures:
-        path.with_name(f"{path.name}-{picture.name}.png").write_bytes(picture.png)
+    """Write `path` with the endings html, md and csv, and two figures as PNG. **Returns:** the page."""
+    for name, figure in (("differences", differences_figure(report)), ("curves", curves_figure(report))):
+        figure.savefig(path.with_name(f"{path.name}-{name}.png"), dpi=140)
     durable.write_text(path.with_name(f"{path.name}.md"), report.markdown())
     durable.write_text(path.with_name(f"{path.name}.csv"), _as_csv(report.numbers()))
     page = path.with_name(f"{path.name}.html")
-    introduction = [*([report.study.question] if report.study.question else []), *report.notes]
-    durable.write_text(page, render(report.study.name, introduction, report.table, pictures, report.footer))
+    durable.write_text(page, render(study_board(report)))
     return page
+
+
+def study_board(report: StudyReport) -> dict[str, Any]:
+    """The document of the page."""
+    remarks = [". ".join(report.remarks(case)) or None for case in report.cases]
+    general = report.notes[: len(report.notes) - sum(len(report.remarks(case)) for case in report.cases)]
+    return board(
+        report.study.name,
+        [_run(report, case) for case in report.cases],
+        introduction=[*([report.study.question] if report.study.question else []), *general],
+        table=report.table,
+        notes=remarks,
+        footer=report.footer,
+    )
+
+
+def _run(report: StudyReport, case: CaseFound) -> dict[str, Any]:
+    """A case as one line of every picture."""
+    measure, speeds = report.study.measure, list(case.timed().values())
+    where = "held-out" if report.held_out else "test"
+    names = {"training loss": "train_loss", f"{where} {measure.replace('_', ' ')}": measure}
+    per_stage = {
+        "staleness": case.per_stage("staleness", stats.fmean),
+        "predicted": case.per_stage("predicted_staleness", max),
+        "peak_bytes": case.per_stage("peak_bytes", max),
+        "weight_copies": case.per_stage("weight_copies", max),
+    }
+    return {
+        "label": case.label,
+        "baseline": case is report.base_of(case),
+        "status": "finished",
+        "accuracy": case.mean,
+        "speed": stats.median(speeds) if report.timing and speeds else None,
+        "ratio": report.ratio(case),
+        "stages": [
+            {"stage": stage} | {name: found[stage] for name, found in per_stage.items() if stage < len(found)}
+            for stage in range(len(per_stage["staleness"]))
+        ],
+        "curves": {
+            title: {"x": "epoch", "log": name.endswith("loss"), "share": name.endswith("accuracy"), "points": points}
+            for title, name in names.items()
+            if (points := case.curve(name))
+        },
+        "measures": {"cosine with backpropagation": {"words": "", "series": series}}
+        if (series := case.cosine_series())
+        else {},
+    }
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -156,7 +156,7 @@ class _Clock:
     def _now() -> tuple[float, float, float]:
         own, everybody = os.times(), psutil.cpu_times()
         # Waiting for disks, or for another guest of the host, is no work.
-        busy = everybody.user + everybody.system
+        busy = everybody.user + everybody.nice + everybody.system
         return time.perf_counter(), sum(own[:4]), busy
 
     def read(self) -> dict[str, float]:
