@@ -1,4 +1,4 @@
-"""`unlatch compare`: run folders side by side, as a table and as a page."""
+"""`unlatch compare`: run folders side by side, or all runs of a study, as a table and as a page."""
 
 from __future__ import annotations
 
@@ -18,11 +18,22 @@ __all__ = ["command"]
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of finished runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("comparison.html"),
-    baseline: Annotated[
-        str | None, typer.Option(help="Run whose speed counts as 1; default: bp on one process, if there is one.")
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...|STUDY.toml", help="Folders of finished runs, or one study.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The page (comparison.html); of a study the folder (results, beside it)."),
     ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Run or case that others are compared with; default: the first of bp.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Study: so many runs at once, without their speeds.")] = 1,
+    only: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Study: run only this case; * stands for anything.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Study: list the runs that would be done.")] = False,
+    data_dir: Annotated[str | None, typer.Option(help="Study: where the data are; also UNLATCH_DATA.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows as JSON; the page is written as well.")
     ] = False,
@@ -32,7 +43,25 @@ def command(
     \b
     unlatch compare runs/bp-1 runs/dtr-1
     unlatch compare runs/* -o report.html --baseline bp-1 --json
+    unlatch compare study.toml --jobs 2
+    unlatch compare study.toml --dry-run
+
+    A study is a file with settings and cases that differ from them. Its runs are done first: each leaves a line in
+    results/NAME.jsonl, and the same command goes on after a stop or a kill.
     """
+    if any(run.suffix == ".toml" for run in runs):
+        if len(runs) > 1:
+            raise ConfigError(f"a study is compared by itself, but {len(runs)} are named: {', '.join(map(str, runs))}")
+        from .study import Request, conduct
+
+        conduct(Request(runs[0], out, jobs, only, dry_run, baseline, data_dir, as_json))
+        return
+    if jobs > 1 or only is not None or dry_run or data_dir is not None:
+        raise ConfigError("--jobs, --only, --dry-run and --data-dir are for studies: name a TOML file with [study]")
+    _compare_folders(runs, out or Path("comparison.html"), baseline, as_json)
+
+
+def _compare_folders(runs: list[Path], out: Path, baseline: str | None, as_json: bool) -> None:
     from ..report.comparison import comparison_table, rows_of
     from ..report.page import write_comparison
     from ..report.record import read_run

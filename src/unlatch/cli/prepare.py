@@ -17,6 +17,7 @@ from .. import data, models
 from ..advise.advice import Advice
 from ..config import Config
 from ..data.loader import Loader
+from ..data.tensors import TensorData
 from ..errors import CheckpointMismatch, ConfigError
 from ..methods import Method, get
 from ..nn.chain import chain
@@ -26,7 +27,7 @@ from ..plan import Plan, read_plan
 from ..train import Run, parallelize
 from .continuing import Continued
 
-__all__ = ["PreparedRun", "build_model", "loaders", "make_run", "model_options", "prepare", "updates_in"]
+__all__ = ["PreparedRun", "build_model", "data_parts", "loaders", "make_run", "model_options", "prepare", "updates_in"]
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,19 @@ def updates_in(steps: int, epochs: int, accumulate: int) -> int:
     return math.ceil(steps * epochs / accumulate)
 
 
-def loaders(config: Config) -> tuple[Loader, Loader]:
-    """The training and the test batches that the settings ask for."""
+def data_parts(config: Config) -> tuple[TensorData, TensorData]:
+    """The samples to train and to evaluate on that the settings ask for."""
     asked = config.data
-    train, test = data.load(asked.name, asked.dir, train_size=asked.subset, **asked.options)
+    return data.load(asked.name, asked.dir, train_size=asked.subset, holdout=asked.holdout, **asked.options)
+
+
+def loaders(config: Config, parts: tuple[TensorData, TensorData] | None = None) -> tuple[Loader, Loader]:
+    """The training and the test batches that the settings ask for.
+
+    **Arguments:** `parts`: the samples, if they are at hand; read otherwise.
+    """
+    asked = config.data
+    train, test = parts or data_parts(config)
     augment = train.augment is not None if asked.augment is None else asked.augment
     common: dict[str, Any] = {
         "batch_size": asked.batch_size,

@@ -14,10 +14,10 @@ from ..methods import BASELINE, get
 from ..methods.options import owner
 from ..plan import Plan, read_plan
 
-__all__ = ["options_by_hand", "read_settings", "with_method", "with_run"]
+__all__ = ["JUDGES", "options_by_hand", "read_settings", "with_method", "with_run"]
 
 #: Who knows the names in a section and their options.
-_JUDGES: dict[str, Judge] = {"model": models.problems, "data": data.problems, "method": methods.problems}
+JUDGES: dict[str, Judge] = {"model": models.problems, "data": data.problems, "method": methods.problems}
 
 
 def read_settings(
@@ -60,7 +60,7 @@ def read_settings(
     chosen, table, notes = method or named, values.get("method", {}), list[str]()
     if chosen is not None and isinstance(table, dict):
         values["method"], notes = _of_method(table, chosen, options_by_hand(overrides))
-    judges = {section: judge for section, judge in _JUDGES.items() if judge_method or section != "method"}
+    judges = {section: judge for section, judge in JUDGES.items() if judge_method or section != "method"}
     return from_mapping(values, "settings" if path is None else str(path), judges), notes
 
 
@@ -104,7 +104,7 @@ def _with_plan(
     }
     if plan.tasks:
         values["run"]["plan"] = str(Path(plan.source).absolute())
-    return from_mapping(values, f"settings with the plan {plan.source}", _JUDGES), notes
+    return from_mapping(values, f"settings with the plan {plan.source}", JUDGES), notes
 
 
 def _trainable(plan: Plan) -> Plan:
@@ -132,7 +132,7 @@ def with_method(config: Config, name: str, by_hand: Collection[str] = ()) -> tup
     ({}, ['bp has no option compensate: dropped what the settings say for dtrp'])
     """
     table, notes = _of_method(config.method.model_dump(), name, by_hand)
-    return from_mapping(config.model_dump(exclude_none=True) | {"method": table}, judges=_JUDGES), notes
+    return from_mapping(config.model_dump(exclude_none=True) | {"method": table}, judges=JUDGES), notes
 
 
 def _of_method(table: dict[str, Any], name: str, by_hand: Collection[str]) -> tuple[dict[str, Any], list[str]]:

@@ -18,20 +18,20 @@ from ..problems import hint
 from .lr import LRCurve, LRFactory
 from .optimizer import OptimizerFactory, check_options, defaults
 
-__all__ = ["Config", "Data", "LRSettings", "Method", "Model", "OptimizerSettings", "RunSettings", "sections"]
+__all__ = ["Config", "Data", "LRSettings", "Method", "Model", "OptimizerSettings", "RunSettings", "Section", "sections"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 #: Counts beyond it are slips of the hand that would only show after a long wait.
 Positive = Annotated[int, Field(gt=0, le=10**9)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     """Unknown keys are errors; values are not converted (TOML has types); nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class _OpenSection(_Section):
+class _OpenSection(Section):
     model_config = ConfigDict(extra="allow")
 
     @property
@@ -47,7 +47,7 @@ class Model(_OpenSection):
     channels_last: bool = False
 
 
-class Data(_Section):
+class Data(Section):
     """`[data]`: a data set by name or `package.module:function`, and how it is served."""
 
     name: str = "digits"
@@ -55,13 +55,14 @@ class Data(_Section):
     batch_size: Positive = 64
     augment: bool | None = None  # None: what is usual for the data set
     subset: Positive | None = None  # the first so many training samples
+    holdout: Positive | None = None  # so many training samples are evaluated on instead of the test samples
     drop_last: bool = False
     options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("options")
     @classmethod
     def _no_settings(cls, options: dict[str, Any]) -> dict[str, Any]:
-        taken = {"name": "name", "data_dir": "dir", "train_size": "subset"}
+        taken = {"name": "name", "data_dir": "dir", "train_size": "subset", "holdout": "holdout"}
         for option in options.keys() & taken.keys():
             raise ValueError(f"{option} is a setting of its own: write it as data.{taken[option]}")
         return options
@@ -107,7 +108,7 @@ class OptimizerSettings(_OpenSection):
         return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
 
-class LRSettings(_Section):
+class LRSettings(Section):
     """`[lr]`: the learning rate over the run, as a factor of `optimizer.lr`; fractions are of all updates."""
 
     shape: Literal["constant", "onecycle", "cosine", "step"] = "onecycle"
@@ -129,7 +130,7 @@ class LRSettings(_Section):
         return LRCurve(self.shape, total_updates, warmup, self.final, self.milestones, self.factor)
 
 
-class RunSettings(_Section):
+class RunSettings(Section):
     """`[run]`: how the model is cut, where it runs, and for how long."""
 
     stages: Positive = 1
@@ -182,7 +183,7 @@ class RunSettings(_Section):
         return self
 
 
-class Config(_Section):
+class Config(Section):
     """All settings of a run.
 
     >>> config = Config(model=Model(name="mlp"))

@@ -27,6 +27,9 @@ _SETS: dict[str, Callable[..., Any]] = {
     "shakespeare": shakespeare,
 }
 
+#: Of the draw of held-out samples; not that of subsets, which users may set.
+_HOLDOUT_SEED = 20
+
 
 def names() -> list[str]:
     """The names that `load` knows.
@@ -44,9 +47,10 @@ def load(
     train_size: int | None = None,
     test_size: int | None = None,
     subset_seed: int = 0,
+    holdout: int | None = None,
     **options: Any,
 ) -> tuple[TensorData, TensorData]:
-    """Training and test part of a data set.
+    """Training and test part of a data set, or with `holdout` two parts of its training part.
 
     **Arguments:**
 
@@ -55,16 +59,23 @@ def load(
     - `data_dir`: folder with the files; the environment variable `UNLATCH_DATA` unless given. Handed to your function
       only if it has an argument of this name.
     - `train_size`, `test_size`, `subset_seed`: use fixed stratified subsets of this size.
+    - `holdout`: so many training samples, always the same ones, take the place of the test part, which is not touched;
+      they are held out before any subset is drawn. For whatever is chosen by comparing: nothing may be chosen on test
+      samples.
     - `options`: handed to the data set.
 
     >>> train, test = load("digits", train_size=100)
     >>> len(train), len(test), train.classes
     (100, 360, 10)
+    >>> [len(part) for part in load("digits", holdout=287)]
+    [1150, 287]
     """
     make = _maker(name)
     if "data_dir" in inspect.signature(make).parameters:
         options["data_dir"] = data_dir
     train, test = _both(name, call(f"data set {name!r}", make, options, ours=":" not in name))
+    if holdout is not None:
+        train, test = train.hold_out(holdout, _HOLDOUT_SEED)
     if train_size is not None:
         train = train.subset(train_size, subset_seed)
     if test_size is not None:

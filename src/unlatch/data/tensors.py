@@ -60,6 +60,32 @@ class TensorData:
         """`count` samples in their original order, each class with its share; the same for the same seed."""
         return self.take(stratified(self.y, count, seed))
 
+    def hold_out(self, count: int, seed: int = 0) -> tuple[TensorData, TensorData]:
+        """All samples but `count`, and these: with classes a stratified draw, of a text the windows at its end.
+
+        Nothing of what is held out stays in the rest: windows that overlap with it are left out of both.
+
+        >>> data = TensorData(torch.arange(6.0).reshape(6, 1), torch.tensor([0, 1, 0, 1, 0, 1]), classes=2)
+        >>> rest, held = data.hold_out(2)
+        >>> len(rest), held.y.bincount(), set(rest.x.flatten().tolist()) & set(held.x.flatten().tolist())
+        (4, tensor([1, 1]), set())
+        """
+        shared = 0 if self.y.dim() == 1 else _windows_before(self.x)
+        if not 0 < count < len(self) - shared:
+            raise DataError(f"{count} samples to hold out: expected 1 to {len(self) - shared - 1} of {len(self)}")
+        if self.y.dim() > 1:
+            order = torch.arange(len(self))
+            return self.take(order[: len(self) - count - shared]), self.take(order[-count:])
+        held = torch.zeros(len(self), dtype=torch.bool)
+        held[stratified(self.y, count, seed)] = True
+        return self.take((~held).nonzero().squeeze(1)), self.take(held.nonzero().squeeze(1))
+
+
+def _windows_before(x: Tensor) -> int:
+    """How many windows before one have positions in common with it, or with its target, which is one position on."""
+    # Windows are views into one text (`unfold`), so that their distance in memory is that in the text.
+    return x.shape[1] // x.stride(0) if x.dim() == 2 else 0
+
 
 def stratified(y: Tensor, count: int, seed: int) -> Tensor:
     """Sorted indices of `count` random samples in which every class has its share, to within one sample.

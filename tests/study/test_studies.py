@@ -1,0 +1,176 @@
+"""Studies from file to page: done once, resumed after anything, and honest about what is no result."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from commands import Command
+
+CASES = """
+[[case]]
+label = "bp"
+[[case]]
+label = "again"
+method.name = "bp"
+[[case]]
+label = "{method.name}, K=2"
+method.name = ["dtr", "1f1b"]
+run.stages = 2
+run.split = [["layers.1"]]
+"""
+HOT = '[[case]]\nlabel = "hot"\noptimizer.lr = 1e30\n'
+#: Whatever depends on when and where a run was done.
+TIMES = ("seconds", "others_busy", "samples_per_second", "bubble", "finished_at", "jobs", "command", "versions")
+
+
+def timeless(rows):
+    """Lines without times, by run; peaks of memory are of the process, so they stay."""
+    plain = {}
+    for row in rows:
+        kept = {key: value for key, value in row.items() if key not in TIMES}
+        kept["stages"] = [{k: v for k, v in stage.items() if k != "bubble"} for stage in row["stages"]]
+        kept["curve"] = [{k: v for k, v in point.items() if k != "samples_per_second"} for point in row["curve"]]
+        plain[row["digest"]] = kept
+    return plain
+
+
+def test_from_file_to_page(study, compare, lines):
+    path = study(CASES + HOT, 'seeds = 3\nquestion = "Does it cost <anything>?"\nprobe = 2')
+    result = compare(path)
+    assert result.exit_code == 0, result.output
+    rows = lines()
+    assert len(rows) == 3 * 4  # bp and its other name once, dtr, 1f1b, hot
+    line = next(row for row in rows if row["label"] == "dtr, K=2")
+    assert [point["epoch"] for point in line["curve"]] == [1, 2]
+    assert line["evaluation"]["samples"] == 256
+    assert line["evaluation"]["accuracy"] == line["curve"][-1]["accuracy"]
+    assert [stage["staleness"] for stage in line["stages"]] == [1.0, 0.0]
+    assert {one["reference"] for one in line["gradients"]} == {"forward", "current"}
+    assert line["versions"]["torch"]
+    assert line["command"] == f"unlatch compare {path}"
+
+    page = Path("results/small.html").read_text()
+    assert "Does it cost" in page
+    assert "<anything>" not in page
+    assert "held-out training samples" in page
+    assert "bp = again are the same settings, run once" in result.stdout
+    assert "1f1b, K=2 computed" not in result.stdout  # cut into micro-batches, so it rounds otherwise
+    assert "no result: 3 diverged" in Path("results/small.md").read_text()
+    assert "the loss of batch 1 is nan" in result.stdout
+    found = {row["case"]: row for row in csv.DictReader(Path("results/small.csv").read_text().splitlines())}
+    mine, base = (
+        {row["seed"]: row["evaluation"]["accuracy"] for row in rows if row["label"] == label}
+        for label in ("dtr, K=2", "bp")
+    )
+    by_hand = sum(mine[seed] - base[seed] for seed in range(3)) / 3
+    assert abs(float(found["dtr, K=2"]["difference"]) - by_hand) < 1e-12
+    assert found["dtr, K=2"]["is_result"] == "True"
+    assert found["hot"]["is_result"] == "False"
+    assert all(Path(f"results/small-{name}.png").read_bytes()[1:4] == b"PNG" for name in ("curves", "differences"))
+    assert not list(Path("results").glob(".small*"))
+
+    before = Path("results/small.jsonl").read_bytes()
+    assert "12 of 12 runs are done" in compare(path).stdout
+    assert Path("results/small.jsonl").read_bytes() == before
+
+
+def test_fewer_than_three_seeds_are_no_result_and_a_new_seed_adds_its_runs_only(study, compare, lines):
+    cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "slow"\noptimizer.lr = 0.01\n'
+    answer = json.loads(compare(study(cases), "--json").stdout)
+    assert [case["is_result"] for case in answer["cases"]] == [False, False]
+    assert answer["cases"][1]["verdict"] == "no result: under 3 seeds"
+    result = compare(study(cases, "seeds = 3"))
+    assert "4 of 6 runs are done" in result.stdout
+    assert "no result" not in result.stdout
+    assert [(row["label"], row["seed"]) for row in lines()][4:] == [("bp", 2), ("slow", 2)]
+    compare(study(cases.replace("0.01", "0.02"), "seeds = 3"), "--only", "sl*")
+    assert len(lines()) == 9  # other settings, other runs
+    dry = compare(study(cases + '[[case]]\nlabel = "new"\nrun.epochs = 1\n', "seeds = 3"), "--dry-run").stdout
+    assert "3 of 9 runs to do" in dry
+    assert len(lines()) == 9
+    assert "no case is called 'x'" in compare(study(cases), "--only", "x").output
+
+
+def test_what_computes_the_same_is_said_to(study, compare):
+    cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "cut"\nrun.stages = 2\nrun.split = [["layers.1"]]\n'
+    assert "cut computed the same numbers, epoch by epoch, as bp" in compare(study(cases)).stdout
+
+
+def test_jobs_change_nothing_but_times(study, compare, lines):
+    path = study(CASES)
+    assert compare(path, "--out", "one").exit_code == 0
+    result = compare(path, "--out", "two", "--jobs", 2)
+    assert result.exit_code == 0, result.output
+    assert "No speeds" in result.stdout
+    assert timeless(lines("one")) == timeless(lines("two"))
+
+
+def test_a_cut_by_measured_times_is_the_same_for_all_seeds(study, compare, lines):
+    common = '[model]\nname = "mlp"\nwidths = [64, 32, 32, 10]\n[data]\nsubset = 256\n[run]\nepochs = 1\n'
+    path = study('[[case]]\nlabel = "dtr"\nmethod.name = "dtr"\nrun.stages = 2\n', common=common)
+    compare(path)
+    cuts = json.loads(Path("results/small.cuts.json").read_text())
+    assert [row["split"] for row in lines()] == [*cuts.values()] * 2
+
+
+def test_missing_data_end_a_study_before_it_begins(study, compare):
+    result = compare(study('[[case]]\nlabel = "a"\ndata.name = "cifar10"\ndata.dir = "nowhere"\n'))
+    assert result.exit_code == 2
+    assert "nowhere" in result.output
+    assert Path("results/small.jsonl").read_text() == ""
+
+
+def test_a_run_that_fails_is_a_line_and_is_tried_again(study, compare, lines):
+    path = study('[[case]]\nlabel = "bp"\n[[case]]\nlabel = "odd"\nrun.stages = 2\nrun.split = [["nowhere"]]\n')
+    result = compare(path)
+    assert result.exit_code == 0, result.output
+    assert "no result: 2 failed" in result.stdout
+    assert [row["status"] for row in lines()] == ["finished", "failed"] * 2
+    assert "nowhere" in lines()[1]["reason"]
+    assert "2 of 4 runs are done" in compare(path).stdout
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_results(study, compare, lines):
+    path = study(CASES, "seeds = 3")
+    with Command("compare", path, "--out", "killed") as command:
+        command.wait_until_it_says(r"2/9 ")
+        os.kill(command.process.pid, signal.SIGKILL)
+        command.process.wait()
+    done = Path("killed/small.jsonl").read_bytes()
+    # As if the kill had come while a line was written.
+    Path("killed/small.jsonl").write_bytes(done + b'{"study": "small", "digest": "')
+    result = compare(path, "--out", "killed")
+    assert result.exit_code == 0, result.output
+    assert f"{len(done.splitlines())} of 9 runs are done" in result.stdout
+    assert Path("killed/small.jsonl").read_bytes().startswith(done)
+    assert compare(path, "--out", "whole").exit_code == 0
+    assert timeless(lines("killed")) == timeless(lines("whole"))
+    assert not list(Path("killed").glob(".small*"))
+
+
+def test_a_request_to_stop_says_how_to_go_on(study):
+    path = study(CASES.replace("1f1b", "gpipe"), "seeds = 3", '[model]\nname = "mlp"\n[run]\nepochs = 200\n')
+    with Command("compare", path, "--jobs", 2) as command:
+        command.wait_until_it_says(r"0 of 9 runs are done")
+        time.sleep(1.0)
+        command.send(signal.SIGINT, "group")
+        code, said = command.ended()
+    assert code == 130
+    assert f"9 of 9 runs are left; go on with: unlatch compare {path} --jobs 2" in said
+    assert "Traceback" not in said
+
+
+def test_two_processes_do_not_write_the_same_results(study, compare, tmp_path):
+    path = study('[[case]]\nlabel = "bp"\n')
+    Path("results").mkdir()
+    with Path("results/small.jsonl").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        result = compare(path)
+    assert result.exit_code == 2
+    assert "another process is writing results there now" in result.output
