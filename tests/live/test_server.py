@@ -103,7 +103,7 @@ def test_it_is_only_read(server, method):
 
 @pytest.mark.parametrize(
     "path",
-    ["/../versions.json", "/versions.json", "/%2e%2e/config.toml", "//etc/passwd", "/document.json/..", "/static/", "*"],
+    ["/../versions.json", "/versions.json", "/%2e%2e/config.toml", "//etc/passwd", "/document.json/..", "/web/", "*"],
 )
 def test_no_path_leaves_the_few_that_there_are(server, path):
     status, _, text = ask(server, path)
@@ -154,7 +154,9 @@ def test_a_run_under_way(folder):
         tell(folder, 0)
         tell(folder, 1)
         with serving(listening(), Watch([folder])) as server:
-            (run,) = document(server)["runs"]
+            found = document(server)
+    (run,) = found["runs"]
+    assert found["live"]["every"] == 1000
     assert (run["label"], run["status"]) == ("dtr-1", "running")
     assert run["progress"] == {"share": 0.12, "text": "epoch 3 of 5, batch 12 of 100"}
     assert run["timeline"]["rows"] == ["stage 0", "stage 1"]
@@ -200,7 +202,7 @@ def test_a_run_that_goes_away_is_shown_as_such(server, folder, monkeypatch):
 def test_the_last_document_says_so_and_how_to_come_back(folder):
     watch = Watch([folder])
     with serving(listening(), watch) as server:
-        assert document(server)["live"] == {"closes": False, "again": f"unlatch show {folder}"}
+        assert document(server)["live"] == {"closes": False, "again": f"unlatch show {folder}", "every": 5000}
         watch.close("rank 1 was killed")
         found = document(server)
     assert found["live"]["closes"]

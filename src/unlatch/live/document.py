@@ -25,6 +25,8 @@ _CAPTIONS = {
         "Memory counts activations, kept inputs and graphs."
     ),
 }
+#: Milliseconds until a page asks again, while a run is under way and when none is: somebody may continue it.
+_OFTEN, _SELDOM = 1000, 5000
 #: Seconds in which several pages, or an impatient one, get the same document.
 _SAME = 0.5
 
@@ -32,10 +34,14 @@ _SAME = 0.5
 class Watch:
     """Some runs beside each other, looked at when somebody asks.
 
-    **Arguments:** `folders`: of the runs, in the order of the page.
+    **Arguments:**
+
+    - `folders`: of the runs, in the order of the page.
+    - `brief`: whether it is served only while the first run is under way: pages then ask as often at its end.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], *, brief: bool = False) -> None:
+        self._brief = brief
         self._runs = dict(zip(names_apart(folders), map(Followed, folders), strict=True))
         self._again = shlex.join(["unlatch", "show", *map(str, folders)])
         self._lock = threading.Lock()
@@ -76,7 +82,9 @@ class Watch:
             )
             for label, sight in seen.items()
         ]
-        return board(self.title, runs, captions=_CAPTIONS) | {"live": {"closes": self._closes, "again": self._again}}
+        often = self._brief or not all(sight.over for sight in seen.values())
+        live = {"closes": self._closes, "again": self._again, "every": _OFTEN if often else _SELDOM}
+        return board(self.title, runs, captions=_CAPTIONS) | {"live": live}
 
     def _warnings(self, sight: Sight) -> list[str]:
         why = self._word if sight.over and self._word is not None else sight.why
