@@ -165,6 +165,25 @@ def test_a_run_under_way(folder):
     assert [stage["predicted"] for stage in run["stages"]] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_kinds_of_action_that_only_a_method_knows_are_named(folder, ended):
+    kinds = {"Qx": "auxiliary", "D9": "none"}
+    events = [[0, kind, n, 0, 0.1 * n, 0.1 * n + 0.05, 0] for n, kind in enumerate(list(kinds) * 5)]
+    names = ("stage", "kind", "batch", "version", "start", "end", "bytes")
+    if ended:
+        sum_up(folder, steps=12, kinds=kinds)
+        lines = [json.dumps(dict(zip(names, event, strict=True))) + "\n" for event in events]
+        (folder / "events.jsonl").write_text("".join(lines))
+    else:
+        tell(folder, 0, events=events, kinds=kinds)
+    with serving(listening(), Watch([folder])) as server:
+        (run,) = document(server)["runs"]
+    assert {kind["kind"]: (kind["cost"], kind["words"]) for kind in run["timeline"]["kinds"]} == {
+        "Qx": ("auxiliary", "auxiliary (Qx)"),
+        "D9": ("other", "other (D9)"),
+    }
+
+
 def test_what_is_not_finite_is_null(folder):
     add_row(folder, 13, {"train/loss": math.nan, "eval/accuracy": math.inf, "epoch/number": 3})
     with serving(listening(), Watch([folder])) as server:

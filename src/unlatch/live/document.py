@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..io.run_folder import names_apart
 from ..report.board import board, board_json, run_of, timelines_of
+from ..schedule.entries import Kind
 from .following import Followed, Sight
 
 __all__ = ["Watch"]
@@ -73,7 +74,7 @@ class Watch:
             run_of(
                 label,
                 [sight.record],
-                timeline=lanes.get(label),
+                timeline=_named(lanes.get(label), sight.record.summary.get("kinds", {})),
                 status=sight.state,
                 progress=_progress(sight),
                 facts=_facts(sight),
@@ -89,6 +90,20 @@ class Watch:
     def _warnings(self, sight: Sight) -> list[str]:
         why = self._word if sight.over and self._word is not None else sight.why
         return [*([why] if why is not None else []), *_on_lanes(sight), *sight.notes]
+
+
+def _named(timeline: dict[str, Any] | None, costs: Mapping[str, str]) -> dict[str, Any] | None:
+    """A timeline that tells what the method's own kinds of action are akin to: methods themselves are unknown here."""
+    if timeline is None:
+        return None
+    kinds = []
+    for kind in timeline["kinds"]:
+        cost = costs.get(kind["kind"])
+        if cost is not None and Kind.known(kind["kind"]) is None:
+            akin = "other" if cost == "none" else cost
+            kind = {**kind, "cost": akin, "words": f"{akin} ({kind['kind']})"}
+        kinds.append(kind)
+    return {**timeline, "kinds": kinds}
 
 
 def _on_lanes(sight: Sight) -> list[str]:
