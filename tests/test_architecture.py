@@ -15,7 +15,7 @@ from unlatch import methods
 
 #: Rooms, or files of the package, that work for every method alike.
 GENERIC = ["cli", "throughput", "config", "report", "demo", "callbacks", "train", "advise", "plan", "runtime"]
-GENERIC += ["transport", "nn"]
+GENERIC += ["transport", "nn", "live"]
 
 PACKAGE = Path(unlatch.__file__).parent
 #: Modules of `methods` that are about methods in general.

@@ -13,6 +13,7 @@ import pytest
 
 from commands import Command, same_weights
 from run_folders import begin_run, sum_up
+from scripts import wait_until
 from unlatch.live.server import listening
 
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)/")
@@ -79,8 +80,8 @@ def test_the_page_ends_with_a_run_that_is_killed(conf):
         command.wait_until(lambda: document(port)["runs"][0]["status"] == "running", "it does not train")
         os.kill(command.process.pid, signal.SIGKILL)
         # Pages that are open learn of it before the server goes.
-        found = document(port)
-        assert (found["runs"][0]["status"], found["live"]["closes"]) == ("lost", True)
+        wait_until(lambda: document(port)["live"]["closes"], "the server does not notice")
+        assert document(port)["runs"][0]["status"] == "lost"
         command.ended()
 
 

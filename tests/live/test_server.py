@@ -103,7 +103,7 @@ def test_it_is_only_read(server, method):
 
 @pytest.mark.parametrize(
     "path",
-    ["/../versions.json", "/versions.json", "/%2e%2e/config.toml", "//etc/passwd", "/document.json/..", "/static/", "*"],
+    ["/../versions.json", "/versions.json", "/%2e%2e/config.toml", "//etc/passwd", "/document.json/..", "/web/", "*"],
 )
 def test_no_path_leaves_the_few_that_there_are(server, path):
     status, _, text = ask(server, path)
@@ -154,13 +154,34 @@ def test_a_run_under_way(folder):
         tell(folder, 0)
         tell(folder, 1)
         with serving(listening(), Watch([folder])) as server:
-            (run,) = document(server)["runs"]
+            found = document(server)
+    (run,) = found["runs"]
+    assert found["live"]["every"] == 1000
     assert (run["label"], run["status"]) == ("dtr-1", "running")
     assert run["progress"] == {"share": 0.12, "text": "epoch 3 of 5, batch 12 of 100"}
     assert run["timeline"]["rows"] == ["stage 0", "stage 1"]
     assert len(run["curves"]["training loss"]["points"]) == 12
     assert run["curves"]["test accuracy"]["points"][-1][1] == pytest.approx(0.7)
     assert [stage["predicted"] for stage in run["stages"]] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_kinds_of_action_that_only_a_method_knows_are_named(folder, ended):
+    kinds = {"Qx": "auxiliary", "D9": "none"}
+    events = [[0, kind, n, 0, 0.1 * n, 0.1 * n + 0.05, 0] for n, kind in enumerate(list(kinds) * 5)]
+    names = ("stage", "kind", "batch", "version", "start", "end", "bytes")
+    if ended:
+        sum_up(folder, steps=12, kinds=kinds)
+        lines = [json.dumps(dict(zip(names, event, strict=True))) + "\n" for event in events]
+        (folder / "events.jsonl").write_text("".join(lines))
+    else:
+        tell(folder, 0, events=events, kinds=kinds)
+    with serving(listening(), Watch([folder])) as server:
+        (run,) = document(server)["runs"]
+    assert {kind["kind"]: (kind["cost"], kind["words"]) for kind in run["timeline"]["kinds"]} == {
+        "Qx": ("auxiliary", "auxiliary (Qx)"),
+        "D9": ("other", "other (D9)"),
+    }
 
 
 def test_what_is_not_finite_is_null(folder):
@@ -200,7 +221,7 @@ def test_a_run_that_goes_away_is_shown_as_such(server, folder, monkeypatch):
 def test_the_last_document_says_so_and_how_to_come_back(folder):
     watch = Watch([folder])
     with serving(listening(), watch) as server:
-        assert document(server)["live"] == {"closes": False, "again": f"unlatch show {folder}"}
+        assert document(server)["live"] == {"closes": False, "again": f"unlatch show {folder}", "every": 5000}
         watch.close("rank 1 was killed")
         found = document(server)
     assert found["live"]["closes"]

@@ -43,7 +43,7 @@ def tell(folder: Path, rank: int, first: float = 1000.0, **more: Any) -> None:
     events = [[rank, "F", n, 0, first + 0.02 * n, first + 0.02 * n + 0.01, 10] for n in range(10)]
     said = {"time": time.time(), "rank": rank, "ranks": 2, "restarts": 0, "method": "dtr", "method_in_full": "DTR()"}
     said |= {"measures": {}, "step": 12, "steps": 100, "epoch": 0, "epochs": 5, "samples_per_second": 640.0}
-    said |= {"notes": [], "ended": False, "error": None, "events": events}
+    said |= {"kinds": {"F": "forward"}, "notes": [], "ended": False, "error": None, "events": events}
     said |= {"stages": [{"stage": rank, "rank": rank, **STAGE}], **more}
     (folder / "live").mkdir(exist_ok=True)
     (folder / "live" / f"rank{rank}.json").write_text(json.dumps(said))

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import Interrupted
 from ..io import metrics, run_folder
 from ..io.optional import optional_file
-from ..runtime.events import Event
+from ..runtime.events import Event, costs_of_kinds
 from ..train import Epoch, Trainer
 from ..transport.restarts import restarts
 from .logs import MetricsFiles
@@ -98,7 +98,7 @@ class RunFolder(MetricsFiles):
     def _sum_up(self, trainer: Trainer, error: Interrupted | None) -> None:
         events = sorted((e for part in trainer.gather(trainer.run.events) for e in part), key=lambda e: e.start)
         self._log_measurements(trainer, trainer.run.method_statistics())
-        self.summary = self._summary(trainer, error)
+        self.summary = {**self._summary(trainer, error), "kinds": costs_of_kinds(events)}
         if trainer.rank != 0:
             return
         _write_events(self.folder / "events.jsonl", events)

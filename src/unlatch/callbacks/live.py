@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.run_folder import live_file
+from ..runtime.events import costs_of_kinds
 from ..train import Callback, Epoch, StepResult, Trainer
 from ..train.measured import recently
 from ..transport.restarts import restarts
@@ -102,6 +103,7 @@ class Live(Callback):
             "ended": ended,
             "error": f"{type(error).__name__}: {error}" if error is not None else None,
             "stages": stages,
+            "kinds": costs_of_kinds(events),
             "events": [
                 [e.stage, e.kind, e.batch, e.version, *(round(t + self._since, 6) for t in (e.start, e.end)), e.bytes]
                 for e in events

@@ -26,7 +26,7 @@ def main() -> None:
     # Whoever stops the run stops all of its group; the run decides when it is over.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    watch = Watch([Path(folder) for folder in sys.argv[2:]])
+    watch = Watch([Path(folder) for folder in sys.argv[2:]], brief=True)
     with serving(socket.socket(fileno=int(sys.argv[1])), watch) as server:
         said = sys.stdin.read()
         last = server.asked(DOCUMENT)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..io.run_folder import names_apart
 from ..report.board import board, board_json, run_of, timelines_of
+from ..schedule.entries import Kind
 from .following import Followed, Sight
 
 __all__ = ["Watch"]
@@ -25,6 +26,8 @@ _CAPTIONS = {
         "Memory counts activations, kept inputs and graphs."
     ),
 }
+#: Milliseconds until a page asks again, while a run is under way and when none is: somebody may continue it.
+_OFTEN, _SELDOM = 1000, 5000
 #: Seconds in which several pages, or an impatient one, get the same document.
 _SAME = 0.5
 
@@ -32,10 +35,14 @@ _SAME = 0.5
 class Watch:
     """Some runs beside each other, looked at when somebody asks.
 
-    **Arguments:** `folders`: of the runs, in the order of the page.
+    **Arguments:**
+
+    - `folders`: of the runs, in the order of the page.
+    - `brief`: whether it is served only while the first run is under way: pages then ask as often at its end.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], *, brief: bool = False) -> None:
+        self._brief = brief
         self._runs = dict(zip(names_apart(folders), map(Followed, folders), strict=True))
         self._again = shlex.join(["unlatch", "show", *map(str, folders)])
         self._lock = threading.Lock()
@@ -67,7 +74,7 @@ class Watch:
             run_of(
                 label,
                 [sight.record],
-                timeline=lanes.get(label),
+                timeline=_named(lanes.get(label), sight.record.summary.get("kinds", {})),
                 status=sight.state,
                 progress=_progress(sight),
                 facts=_facts(sight),
@@ -76,11 +83,27 @@ class Watch:
             )
             for label, sight in seen.items()
         ]
-        return board(self.title, runs, captions=_CAPTIONS) | {"live": {"closes": self._closes, "again": self._again}}
+        often = self._brief or not all(sight.over for sight in seen.values())
+        live = {"closes": self._closes, "again": self._again, "every": _OFTEN if often else _SELDOM}
+        return board(self.title, runs, captions=_CAPTIONS) | {"live": live}
 
     def _warnings(self, sight: Sight) -> list[str]:
         why = self._word if sight.over and self._word is not None else sight.why
         return [*([why] if why is not None else []), *_on_lanes(sight), *sight.notes]
+
+
+def _named(timeline: dict[str, Any] | None, costs: Mapping[str, str]) -> dict[str, Any] | None:
+    """A timeline that tells what the method's own kinds of action are akin to: methods themselves are unknown here."""
+    if timeline is None:
+        return None
+    kinds = []
+    for kind in timeline["kinds"]:
+        cost = costs.get(kind["kind"])
+        if cost is not None and Kind.known(kind["kind"]) is None:
+            akin = "other" if cost == "none" else cost
+            kind = {**kind, "cost": akin, "words": f"{akin} ({kind['kind']})"}
+        kinds.append(kind)
+    return {**timeline, "kinds": kinds}
 
 
 def _on_lanes(sight: Sight) -> list[str]:

@@ -91,6 +91,7 @@ class _Rank(BaseModel):
     ended: bool
     error: str | None
     stages: list[dict[str, Number]]
+    kinds: dict[str, str]
     events: list[tuple[Count, str, int, int, float, float, int]]
 
 
@@ -249,6 +250,7 @@ def _summary(epoch: Mapping[str, Any], ranks: Sequence[_Rank]) -> dict[str, Any]
     if lead is not None:
         known |= {"method": lead.method, "method_in_full": lead.method_in_full, "processes": lead.ranks}
         known |= {"measures": lead.measures, "restarts": lead.restarts}
+        known |= {"kinds": {kind: cost for rank in ranks for kind, cost in rank.kinds.items()}}
     return known
 
 

@@ -13,9 +13,11 @@
        "timeline": {"rows": ["stage 0"], "kinds": [{"kind": "F", "words": "forward", "cost": "forward"}],
                     "spans": [[row, kind, stage, batch, start, end]], "unit": "ms", "window": [0, 80]}}]}
 
-A server may add `"live": {"closes": true, "again": "unlatch show ..."}`: that this is its last document, and how to
-see the runs again. Everything but `title` and `runs`, and in a run everything but `label`, may be missing. A number
-that is not finite is `null`.
+A server adds `"live": {"closes": false, "again": "unlatch show ...", "every": 1000}`: whether this is its last one, how
+to see the runs again, and after how many milliseconds to ask again.
+
+Everything but `title` and `runs`, and in a run everything but `label`, may be missing. A number that is not finite is
+`null`.
 """
 
 from __future__ import annotations

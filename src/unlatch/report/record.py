@@ -51,6 +51,7 @@ class _Summary(_Open):
     stages: list[_Stage]
     remarks: list[str] = []
     measures: dict[str, str] = {}
+    kinds: dict[str, str] = {}
 
 
 class _Action(_Open):

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Event", "Recorder", "bubble"]
+from ..schedule.entries import Kind
+
+__all__ = ["Event", "Recorder", "bubble", "costs_of_kinds"]
 
 
 class Event(NamedTuple):
@@ -78,6 +80,16 @@ class Recorder:
         seen = list(self._history.get(stage, ()))
         steady = seen[len(seen) // 2 :]
         return sum(steady) / len(steady) if steady else 0.0
+
+
+def costs_of_kinds(events: Iterable[Event]) -> dict[str, str]:
+    """What each kind of action among them costs as: whoever reads them later may not know the method that made it.
+
+    >>> costs_of_kinds([Event(0, "F", 0, 0, 0.0, 1.0, 0)])
+    {'F': 'forward'}
+    """
+    kinds = {kind: Kind.known(kind) for kind in sorted({str(event.kind) for event in events})}
+    return {name: kind.cost for name, kind in kinds.items() if kind is not None}
 
 
 def bubble(events: Iterable[Event], stages: Iterable[int], pauses: Iterable[float] = ()) -> float:

@@ -332,7 +332,7 @@ async function follow() {
         return;
       }
       notice("");
-      if (!(shown.runs || []).some(run => ["starting", "running"].includes(run.status))) wait = 5000;
+      if (shown.live) wait = shown.live.every;
     } catch {
       farewell("No answer: the command that served this page has ended.");
       wait = 3000;
