@@ -40,5 +40,7 @@ html_theme = "furo"
 html_title = f"Unlatch {release}"
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {"light_css_variables": {"code-font-size": "78%"}}
 pygments_style = "friendly"
