@@ -52,6 +52,9 @@ def test_the_site_opens_from_a_disk(site: Path, page: Page) -> None:
     assert shown.locator("li", has_text="model:").count() == 1, "arguments are a list"
     assert ">>> run = parallelize(" in shown.locator("pre").first.inner_text()
 
+    page.goto(f"{(site / 'search.html').resolve().as_uri()}?q=clip_grad_norm")
+    page.locator("#search-results li a").first.wait_for()
+
     dark(page)
     phone(page)
     for file in ("index.html", "methods/petra.html", "api/unlatch.html"):
