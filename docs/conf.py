@@ -18,6 +18,8 @@ version = release = unlatch.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "markdown_docstrings"]
 exclude_patterns = ["_build", "_ext"]
+# The interactive page, whole as `docs/make_explorer.py` writes it.
+html_extra_path = ["explorer"]
 source_suffix = {".md": "markdown"}
 
 myst_heading_anchors = 4

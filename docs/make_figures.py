@@ -2,9 +2,9 @@
 
     python docs/make_figures.py
 
-**The picture of the README.** Three stages train with batches of four micro-batches. Per micro-batch a forward takes
-one unit of time and a backward two; where DTR computes a forward again, three. All stages are equally large (the
-planner would give DTR's last stage more, since it recomputes nothing). Messages take no time.
+**The picture of the README.** Four stages of equal size train with batches of four micro-batches, once the pipeline is
+full. At every stage the forward of a batch takes 1 and its backward 2; a forward that is computed again takes its time
+too. Messages take none. Idle share and speed are those of the simulator, lateness is the method's own.
 
 **One picture per page of `docs/methods/`.** Three stages of equal layers under every method of the page, each with the
 costs that the planner gives it: a forward takes 1, a backward 2, a second forward 1, and what local methods train
@@ -18,72 +18,18 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch
-
 from unlatch import methods
 from unlatch import schedule as sch
 from unlatch.methods import Method
 from unlatch.plan.layer_costs import LayerCost
-from unlatch.schedule import Costs, Kind, Schedule, Timeline, Workload
+from unlatch.schedule import Timeline
 from unlatch.schedule.channel import FREE
+from unlatch.schedule.simulation import Costed, Simulation
 
-STAGES, PARTS, WINDOW, BATCHES = 3, 4, 60, 16
-IMAGE = Path(__file__).parent / "img" / "locks.png"
+STAGES, PARTS, BATCHES = 3, 4, 16
+IMAGE = Path(__file__).parent / "img" / "locks.svg"
 COLOURS = ("#4477aa", "#cc6677", "#228833", "#aa7733", "#7755aa", "#448899", "#996655", "#667722")
-WHOLE: Costs = {Kind.F: PARTS, Kind.B: 2 * PARTS, Kind.U: 0}
-PART: Costs = {Kind.F: 1, Kind.B: 2, Kind.U: 0}
-AGAIN: Costs = {Kind.F: 1, Kind.B: 3, Kind.U: 0}
-
-
-def timeline(schedule: Schedule, parts: int, costs: Sequence[Costs]) -> Timeline:
-    """When everything happens if every stage starts its next action as soon as it can."""
-    return sch.simulate(sch.streams(schedule, [parts] * BATCHES), Workload(costs))
-
-
-def period(run: Timeline, parts: int) -> float:
-    """Time from batch to batch once the pipeline is filled: the middle of the run, at stage 0."""
-    ends = {action.batch: end for action, _, end in run if action.station == 0 and action.kind is Kind.B}
-    first, last = BATCHES // 4, BATCHES // 2
-    return (ends[last * parts - 1] - ends[first * parts - 1]) / (last - first)
-
-
-def draw(axes: Axes, title: str, run: Timeline, parts: int) -> None:
-    """One row per stage, one bar per action, one colour per batch; backwards are darker."""
-    for action, start, end in run:
-        shown = min(end, WINDOW) - start
-        if action.kind is Kind.U or shown <= 0:
-            continue
-        forward = action.kind is Kind.F
-        axes.broken_barh(
-            [(start, shown)],
-            (STAGES - 1 - action.station - 0.4, 0.8),
-            facecolor=COLOURS[action.batch // parts % len(COLOURS)],
-            alpha=0.45 if forward else 1.0,
-            edgecolor="white",
-            linewidth=0.8,
-        )
-        if end <= WINDOW:
-            axes.text(
-                (start + end) / 2,
-                STAGES - 1 - action.station,
-                str(action.batch // parts + 1),
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="black" if forward else "white",
-            )
-    axes.set_title(f"{title}: a batch every {period(run, parts):g} units", loc="left", fontsize=10)
-    axes.set_yticks(range(STAGES), [f"stage {stage}" for stage in reversed(range(STAGES))])
-    axes.set_xlim(0, WINDOW)
-    axes.set_ylim(-0.6, STAGES - 0.4)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(left=False)
+METHOD_WINDOW, UNIT, ROW, MARGIN = 30, 25, 22, 60
 
 
 #: The pages of `docs/methods/` and the methods in the picture of each.
@@ -108,7 +54,6 @@ METHOD_PAGES = {
     "auxnet": ("auxnet",),
     "auxvar-sph": ("auxvar", "sph"),
 }
-METHOD_WINDOW, UNIT, ROW, MARGIN = 30, 25, 22, 60
 
 
 def method_timeline(method: Method) -> Timeline:
@@ -182,35 +127,72 @@ def method_figures(folder: Path) -> list[Path]:
     return written
 
 
+#: The picture of the README: methods with what each does about the locks, stages, and its measures in pixels.
+SHOWN = {
+    "bp": "one batch at a time: every stage waits for the others",
+    "1f1b": "micro-batches overlap, but the pipeline runs empty before every update",
+    "pipedream": "never runs empty: gradients may be late, older weights are kept",
+    "dtrp": "never runs empty, keeps inputs only: forwards run twice, weights are predicted",
+    "petra": "never runs empty, keeps nothing: reversible stages compute their inputs back",
+}
+README_STAGES, README_WINDOW, README_UNIT, README_ROW, ASIDE = 4, 24, 27, 13, 250
+
+
+def readme_svg() -> str:
+    """Steady timelines below each other, with idle share, speed and lateness beside each; grey is waiting."""
+    parts, top, wide = [], 8, README_WINDOW * README_UNIT
+    for name, words in SHOWN.items():
+        count = 1 if name == methods.base.BASELINE else PARTS
+        method = methods.get(name, microbatches=count)
+        layers = [LayerCost(str(n), 1 / count, 1 / count, 1 / count) for n in range(README_STAGES)]
+        costed = Costed(method.schedule(README_STAGES), method.workload(layers, range(README_STAGES)))
+        run = costed.simulate(8 * README_STAGES, count)
+        parts.append(f'<text x="0" y="{top + 10}"><tspan font-weight="bold">{name}</tspan>  {escape(words)}</text>')
+        parts += _steady_rows(run, count, top + 17)
+        idle, speed = 1 - run.steady_utilisation, 3 * README_STAGES / (run.interval * count)
+        late = max(method.staleness(README_STAGES))
+        told = f'{speed:.1f} times one device<tspan x="{wide + 125}" dy="17">'
+        told += f"{'exact gradients' if late == 0 else f'up to {late:.3g} updates late'}</tspan>"
+        parts.append(f'<text x="{wide + 14}" y="{top + 52}" font-size="34" font-weight="bold">{idle:.0%}</text>')
+        parts.append(f'<text x="{wide + 125}" y="{top + 38}">{told}</text>')
+        top += 17 + README_ROW * README_STAGES + 14
+    parts.insert(0, f'<text x="{wide + 14}" y="18" fill="#555">idle</text>')
+    parts.append(
+        f'<text x="0" y="{top + 8}" fill="#555">Four stages, simulated, pipeline full. Numbers and colours are '
+        "batches; pale: forward, full: backward, grey: waiting.</text>"
+    )
+    width, height = wide + ASIDE, top + 16
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    paper = f'<rect width="{width}" height="{height}" fill="white"/>'
+    return "\n".join([f'{head} font-family="sans-serif" font-size="12">', paper, *parts, "</svg>\n"])
+
+
+def _steady_rows(run: Simulation, count: int, top: int) -> Iterator[str]:
+    """A window from the middle of the run, one row per stage. **Arguments:** `count`: micro-batches of a batch."""
+    middle, wide = len(run.groups) // 2, README_WINDOW * README_UNIT
+    first = min(span.start for span in run.spans() if span.batch == middle * count)
+    for stage in range(README_STAGES):
+        size = f'width="{wide}" height="{README_ROW - 1}"'
+        yield f'<rect x="0" y="{top + README_ROW * stage}" {size} fill="#dfe3e8"/>'
+    for span in run.spans():
+        start, end = max(0.0, span.start - first), min(README_WINDOW, span.end - first)
+        if end <= start:
+            continue
+        x, width, y = README_UNIT * start, README_UNIT * (end - start), top + README_ROW * span.device
+        batch = span.batch // count
+        opacity = ' fill-opacity="0.45"' if span.kind == "F" else ""
+        size = f'x="{x:.1f}" y="{y}" width="{max(width - 0.6, 0.5):.1f}" height="{README_ROW - 1}"'
+        yield f'<rect {size} fill="{COLOURS[batch % len(COLOURS)]}"{opacity}/>'
+        if span.kind != "F" and width >= 12:
+            label = batch - middle + 1 if batch >= middle else ""
+            at = f'x="{x + width / 2:.1f}" y="{y + 9.5}"'
+            yield f'<text {at} font-size="9" text-anchor="middle" fill="white">{label}</text>'
+
+
 def main() -> None:
-    draw_readme()
+    IMAGE.write_text(readme_svg(), encoding="utf-8")
     for path in (IMAGE, *method_figures(IMAGE.parent / "methods")):
         print(path)
-
-
-def draw_readme() -> None:
-    """The picture of the README."""
-    figure, rows = plt.subplots(4, 1, figsize=(11, 7.2), sharex=True, layout="constrained")
-    ticked = sch.ticked(STAGES, backward_first=True)
-    even, recomputing = [PART] * STAGES, [AGAIN] * (STAGES - 1) + [PART]
-    draw(rows[0], "bp, one batch at a time", timeline(sch.Sequential(STAGES), 1, [WHOLE] * STAGES), 1)
-    draw(rows[1], "1f1b, four micro-batches, then a flush", timeline(sch.OneFOneB(STAGES), PARTS, even), PARTS)
-    draw(rows[2], "fdg, no flush, graphs kept", timeline(ticked, PARTS, even), PARTS)
-    draw(
-        rows[3], "dtr, no flush, only inputs kept, forwards computed twice", timeline(ticked, PARTS, recomputing), PARTS
-    )
-    rows[3].set_xlabel("simulated time, in forwards of one micro-batch; numbers and colours are batches")
-    rows[0].legend(
-        handles=[Patch(color="grey", alpha=0.45, label="forward"), Patch(color="grey", label="backward")],
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-    )
-    IMAGE.parent.mkdir(exist_ok=True)
-    figure.savefig(IMAGE, dpi=130, metadata={"Software": None})
-    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -370,6 +370,69 @@ def _told(text: str, facts: dict[str, Any]) -> str:
         return f"not measured yet (no result for {missing})"
 
 
+#: Methods with their page, idea, delay in micro-batches at stage k of K, and what is kept of a micro-batch.
+METHOD_ROWS = (
+    ("bp", "bp", "one batch at a time", "0", "graph"),
+    ("gpipe", "gpipe", "all micro-batches forward, all backward, update", "0", "graph"),
+    ("1f1b", "1f1b", "one forward, one backward, flush", "0", "graph"),
+    ("zb-h1", "zero-bubble", "weight gradients fill the gaps", "0", "graph"),
+    ("zb-h2", "zero-bubble", "as zb-h1, more under way", "0", "graph"),
+    ("pipedream", "pipedream", "1F1B without flush, weights stashed", "K-k", "graph, old weights"),
+    ("pipedream-2bw", "pipedream", "two weight versions everywhere", "1 update", "graph, one old version"),
+    ("asyncpp", "asyncpp", "pipedream, momentum and step size by delay, for NAdam", "K-k", "graph, old weights"),
+    ("xpipe", "xpipe", "pipedream, one prediction per mini-batch", "K-k", "graph, predicted weights"),
+    ("paci", "paci", "pipedream without old weights", "K-k", "graph"),
+    ("cgad", "cgad", "pipedream, stale gradients gated", "K-k", "graph, old weights"),
+    ("ddg", "ddg-fr", "forward locked, backward delayed", "K-k", "graph, old weights"),
+    ("fr", "ddg-fr", "as ddg, inputs replayed", "K-k", "input"),
+    ("fdg", "fdg-adl", "ticked, all locks open", "2(K-k)", "graph, old weights"),
+    ("adl", "fdg-adl", "fdg with accumulation", "2(K-k)", "graph, old weights"),
+    ("dsp", "dsp", "ticked, inputs replayed, forward first", "2(K-k)", "input"),
+    ("dtr", "dtr-dtrp", "as dsp, backward first", "2(K-k)", "input"),
+    ("dtrp", "dtr-dtrp", "dtr with predicted forward weights", "2(K-k)", "input"),
+    ("petra", "petra", "reversible stages invert their output", "2(K-k)", "nothing, or input"),
+    ("layerpipe", "layerpipe", "forward, input and weight gradient placed apart", "as planned", "graph, old weights"),
+    ("dgl", "dgl-dni", "a loss at every stage", "0", "graph"),
+    ("dni", "dgl-dni", "a guessed gradient at every stage", "0", "graph"),
+    ("auglocal", "auglocal", "dgl with heads made of later layers", "0", "graph"),
+    ("auxnet", "auxnet", "all stages at once from predicted inputs", "0", "graph"),
+    ("auxvar", "auxvar-sph", "as auxnet, inputs stored", "0", "graph"),
+    ("sph", "auxvar-sph", "stored inputs, serial and parallel phases", "0", "graph"),
+)
+
+
+def method_table(results: Path) -> str:
+    """Every method with what has been measured of it; a cell without a result stays empty."""
+
+    def found(file: str) -> dict[str, Any]:
+        path = results / f"{file}.json"
+        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return loaded
+
+    accuracy = {row["method"]: row for row in found("accuracy_digits").get("rows", []) if row["stages"] == 2}
+    speed = found("pipeline_speed").get("ratio", {})
+    demo = {row["label"]: row for row in found("demo").get("rows", [])}
+    rows = []
+    for name, page, idea, delay, kept in METHOD_ROWS:
+        points = pace = held = ""
+        if name in demo:
+            row, base = demo[name], demo[demo[name]["baseline"]]
+            points, pace = f"{100 * (row['accuracy'] - base['accuracy']):+.1f} (demo)", f"{row['ratio']:.2f} (demo)"
+            held = f"{max(row['process_bytes']) / max(base['process_bytes']):.2f}"
+        if name in accuracy:
+            points = f"{accuracy[name]['difference']:+.1f}"
+        if name in speed:
+            pace = f"{speed[name]['median']:.2f}"
+        rows.append([f"[`{name}`](docs/methods/{page}.md)", idea, delay, kept, points, pace, held])
+    heads = ["method", "idea", "delay", "kept of a micro-batch", "accuracy", "speed", "memory"]
+    commands = [found(file).get("command") for file in ("accuracy_digits", "pipeline_speed", "demo")]
+    told = ", ".join(f"`{command}`" for command in commands if command)
+    return table(heads, rows, words=4) + (f"\n\nFrom {told}." if told else "")
+
+
+#: Tables made of several result files.
+COMBINED: dict[str, Callable[[Path], str]] = {"decisions": decisions, "methods": method_table}
+
 #: Name of a table: the result file, and what makes the table of it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo", demo),
@@ -398,10 +461,10 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 
 def made(name: str, results: Path = RESULTS) -> str:
     """A table, with the command that its numbers come from."""
-    if name == "decisions":
-        return decisions(results)
+    if name in COMBINED:
+        return COMBINED[name](results)
     if name not in TABLES:
-        raise SystemExit(f"there is no table {name!r}; known: {', '.join(TABLES)}")
+        raise SystemExit(f"there is no table {name!r}; known: {', '.join((*TABLES, *COMBINED))}")
     file, make = TABLES[name]
     path = results / f"{file}.json"
     if not path.is_file():

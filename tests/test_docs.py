@@ -201,6 +201,7 @@ def test_every_method_is_drawn_on_its_page(tmp_path: Path) -> None:
     for page in METHOD_PAGES:
         title = page.read_text(encoding="utf-8").partition(":")[0]
         assert title == f"# {', '.join(figures.METHOD_PAGES[page.stem])}"
+    assert figures.IMAGE.read_text(encoding="utf-8") == figures.readme_svg(), "run `python docs/make_figures.py`"
     for drawn in figures.method_figures(tmp_path):
         kept = ROOT / "docs" / "img" / "methods" / drawn.name
         assert kept.read_bytes() == drawn.read_bytes(), "run `python docs/make_figures.py`"

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from unlatch import methods
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -25,10 +27,23 @@ tables = _script()
 MARKED = [page for page in tables.PAGES if tables.MARKED.search(page.read_text(encoding="utf-8"))]
 
 
-def test_the_readme_has_ratio_tables() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    there = {found[1] for found in tables.MARKED.finditer(text)}
-    assert {"demo", "speed", "accuracy-digits", "memory", "prediction"} <= there
+def _tables_of(page: str) -> set[str]:
+    return {found[1] for found in tables.MARKED.finditer((ROOT / page).read_text(encoding="utf-8"))}
+
+
+def test_the_readme_has_the_headlines_and_the_page_of_results_has_all() -> None:
+    headlines = {"demo", "methods", "speed", "accuracy-digits", "memory-petra"}
+    assert headlines <= _tables_of("README.md")
+    assert {"speed", "accuracy-digits", "memory-petra", "memory", "prediction"} <= _tables_of("docs/results.md")
+
+
+def test_the_table_of_methods_has_them_all_and_invents_nothing(tmp_path: Path) -> None:
+    assert sorted(name for name, *_ in tables.METHOD_ROWS) == sorted(methods.names())
+    unmeasured = tables.made("methods", tmp_path).splitlines()[2:]
+    assert all(line.endswith(" |  |  |  |") for line in unmeasured)
+    (tmp_path / "pipeline_speed.json").write_text(json.dumps({"ratio": {"fdg": {"median": 1.5}}}))
+    measured = [line for line in tables.made("methods", tmp_path).splitlines()[2:] if line not in unmeasured]
+    assert [line.split("|")[1:8:5] for line in measured] == [[" [`fdg`](docs/methods/fdg-adl.md) ", " 1.50 "]]
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in MARKED])

@@ -52,6 +52,7 @@ CASES = [
     ("petra", 5, 8, 1.5, 0.6, 0.7),
     ("pipedream-2bw", 4, 8, 2.0, 0.5, 0.1),
     ("layerpipe", 3, 4, 2.5, 0.4, 0.0),
+    ("pipedream", 3, 4, 0.5, 0.5, 4.0),  # messages queue up before the wire
     ("dgl", 3, 1, 2.0, 0.5, 0.4),
     ("auxnet", 4, 1, 2.0, 0.5, 0.5),
 ]

@@ -47,6 +47,10 @@ def test_the_site_opens_from_a_disk(site: Path, page: Page) -> None:
     drawn = page.locator('img[src$="dtr-dtrp.svg"]')
     assert drawn.evaluate("image => image.complete && image.naturalWidth > 300")
 
+    open_file(page, site / "index.html")
+    page.locator("article").get_by_role("link", name="Move the costs yourself").click()
+    assert page.locator("#first [data-figure=bubble]").inner_text() == "0 %"
+
     open_file(page, site / "api" / "unlatch.html")
     shown = page.locator("dl.py", has=page.locator("[id='unlatch.parallelize']")).first
     assert shown.locator("li", has_text="model:").count() == 1, "arguments are a list"
