@@ -10,7 +10,11 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from commands import Command
+from unlatch.cli.settings import JUDGES
+from unlatch.config.study import load_study
 
 CASES = """
 [[case]]
@@ -78,6 +82,28 @@ def test_from_file_to_page(study, compare, lines):
     before = Path("results/small.jsonl").read_bytes()
     assert "12 of 12 runs are done" in compare(path).stdout
     assert Path("results/small.jsonl").read_bytes() == before
+
+
+def test_the_example_in_short_form(compare, lines):
+    text = (Path(__file__).parents[2] / "examples" / "study.toml").read_text()
+    Path("small.toml").write_text(text.replace("epochs = 5", "epochs = 1"))
+    result = compare("small.toml")
+    assert result.exit_code == 0, result.output
+    assert len(lines()) == 15
+    assert {row["status"] for row in lines()} == {"finished"}
+    assert "no result" not in result.stdout
+
+
+STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_studies_of_this_project_load_and_have_three_seeds(path):
+    found = load_study(path, JUDGES)
+    assert len(found.seeds) >= 3
+    assert found.question
+    held_out = {case.config.data.holdout for case in found.cases}
+    assert held_out == ({5000} if path.stem.endswith("choice") else {None})
 
 
 def test_fewer_than_three_seeds_are_no_result_and_a_new_seed_adds_its_runs_only(study, compare, lines):
