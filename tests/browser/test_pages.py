@@ -167,7 +167,7 @@ def test_many_lanes_of_many_spans_are_drawn_at_once(page, tmp_path):
             return performance.now() - begin;
         }"""
     )
-    assert took < 2000, f"{took:.0f} ms for one picture"
+    assert took < 5000, f"{took:.0f} ms for one picture"
 
 
 def test_dark_and_light(page, comparison):

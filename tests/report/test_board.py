@@ -57,11 +57,12 @@ def test_runs_that_have_just_begun_or_ended_early():
 
 
 def test_bubble_and_staleness_are_curves_for_who_follows_a_run():
-    row = {"epoch/number": 1, "stage0/bubble": 0.1, "stage1/bubble": 0.3, "stage0/staleness": 2.0, "eval/samples": 9}
+    first = {"stage0/bubble": 0.1, "stage0/staleness": 2.0}
+    row = {"epoch/number": 1, **first, "stage1/bubble": 0.3, "stage1/staleness": 0.0, "eval/samples": 9}
     found = curves_of([record(epochs=(row,))], by_epoch=True)
     assert found["bubble"]["points"] == [[1, pytest.approx(0.2)]]
-    assert found["staleness"]["points"] == [[1, 2.0]]
-    assert found.keys() == {"bubble", "staleness"}
+    assert found["staleness of the latest stage"]["points"] == [[1, 2.0]]
+    assert len(found) == 2
 
 
 # ------------------------------------------------------------ steady rounds
@@ -124,6 +125,7 @@ def test_the_thick_curve_was_the_first_run_instead_of_the_baseline(groups):
     assert [run["label"] for run in document["runs"] if run["baseline"]] == ["b"]
     loss, _ = curves(groups, {"b"}).axes
     assert {line.get_label(): line.get_linewidth() > 3 for line in loss.lines} == {"a": False, "b": True, "c": False}
+    assert [line.get_color() for line in loss.lines] == ["#0072B2", "#BBBBBB", "#D55E00"]
 
 
 def test_epochs_were_numbered_with_fractions(groups):

@@ -128,15 +128,6 @@ def test_what_computes_the_same_is_said_to(study, compare):
     assert "cut computed the same numbers, epoch by epoch, as bp" in compare(study(cases)).stdout
 
 
-def test_jobs_change_nothing_but_times(study, compare, lines):
-    path = study(CASES)
-    assert compare(path, "--out", "one").exit_code == 0
-    result = compare(path, "--out", "two", "--jobs", 2)
-    assert result.exit_code == 0, result.output
-    assert "No speeds" in result.stdout
-    assert timeless(lines("one")) == timeless(lines("two"))
-
-
 def test_a_cut_by_measured_times_is_the_same_for_all_seeds(study, compare, lines):
     common = '[model]\nname = "mlp"\nwidths = [64, 32, 32, 10]\n[data]\nsubset = 256\n[run]\nepochs = 1\n'
     path = study('[[case]]\nlabel = "dtr"\nmethod.name = "dtr"\nrun.stages = 2\n', common=common)
@@ -162,20 +153,22 @@ def test_a_run_that_fails_is_a_line_and_is_tried_again(study, compare, lines):
     assert "2 of 4 runs are done" in compare(path).stdout
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_results(study, compare, lines):
+def test_killed_with_two_jobs_it_goes_on_with_one_to_the_same_results(study, compare, lines):
     path = study(CASES, "seeds = 3")
-    with Command("compare", path, "--out", "killed") as command:
+    with Command("compare", path, "--out", "killed", "--jobs", 2) as command:
         command.wait_until_it_says(r"2/9 ")
         os.kill(command.process.pid, signal.SIGKILL)
-        command.process.wait()
+        assert command.ended()[0] == -signal.SIGKILL  # and no job outlives it
     done = Path("killed/small.jsonl").read_bytes()
     # As if the kill had come while a line was written.
     Path("killed/small.jsonl").write_bytes(done + b'{"study": "small", "digest": "')
     result = compare(path, "--out", "killed")
     assert result.exit_code == 0, result.output
     assert f"{len(done.splitlines())} of 9 runs are done" in result.stdout
+    assert "No speeds" in result.stdout
     assert Path("killed/small.jsonl").read_bytes().startswith(done)
     assert compare(path, "--out", "whole").exit_code == 0
+    assert {row["jobs"] for row in lines("killed")} == {1, 2}
     assert timeless(lines("killed")) == timeless(lines("whole"))
     assert not list(Path("killed").glob(".small*"))
 

@@ -5,7 +5,7 @@ Read `train` first: `settings` reads the file and the flags, `training` decides 
 run to go on with, `prepare` makes every open choice, `session` trains on each rank. `ranks` says who started them,
 `stopping` looks for the file that asks a run to stop, `progress` shows how far it is. `cost_flags`, `planning` and
 `placing` serve `plan` and `simulate`, `catalogue` and `method_pages` serve `methods`, `speeds` `bench`, `throughputs`
-`bench_throughput`, `checks` `check`; `console` is where all text goes.
+`bench_throughput`, `checks` `check`, `study` `compare` where it is given a study; `console` is where all text goes.
 No module here names a method: what it must know of one it asks through the hooks of `unlatch.methods.base.Method`.
 """
 
