@@ -1,23 +1,31 @@
-"""Writes the tables of README.md and docs/ from the result files of `benchmarks/`, between markers.
+"""Writes the tables of README.md and docs/ from the result files of `benchmarks/` and `studies/`, between markers.
 
     python docs/write_tables.py [--check]
 
 A page says `<!-- table: speed -->`, and what follows up to `<!-- end of table -->` is this script's. With `--check`
 nothing is written, and the exit code is 1 if a page and its results disagree; `tests/test_tables.py` asks the same.
-A benchmark that has not been run yet leaves a line that says how to run it.
+A benchmark that has not been run yet leaves a line that says how to run it. `<!-- table: study-NAME -->` is what the
+study `studies/NAME.toml` found.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unlatch.config.study import load_study
+from unlatch.io.results import read_results
+from unlatch.report.paired import paired
+from unlatch.report.study import study_report
+
 ROOT = Path(__file__).parents[1]
+STUDIES = ROOT / "studies"
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 MARKED = re.compile(r"<!-- table: ([\w-]+) -->\n(.*?)<!-- end of table -->", re.S)
@@ -94,12 +102,29 @@ def overhead(found: dict[str, Any]) -> str:
     return table(["microseconds per micro-batch and rank (ratio)", *columns], rows)
 
 
-def accuracy(found: dict[str, Any]) -> str:
-    rows = [
-        [row["method"], str(row["stages"]), f"{row['mean']:.2f} %", f"{row['difference']:+.2f}", str(row["seeds"])]
-        for row in found["rows"]
-    ]
-    return table(["method", "stages", "test accuracy", "points to bp", "seeds"], rows)
+def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], runs: Sequence[dict[str, Any]]) -> str:
+    """Runs of a benchmark over equal seeds, in pairs. Fewer than three seeds are no row; the same numbers are one.
+
+    **Arguments:** `label`: what a run is of; `base`: the label of what it is compared with.
+    """
+    found: dict[str, dict[int, float]] = {}
+    losses: dict[str, dict[int, float]] = {}
+    for run in runs:
+        found.setdefault(label(run), {})[run["seed"]] = run["accuracy"]
+        losses.setdefault(label(run), {})[run["seed"]] = run["loss"]
+    rows: dict[tuple[float, ...], list[str]] = {}
+    for name, values in found.items():
+        both = paired(values, found[base(name)])
+        if both is not None and both.is_result and both.interval is not None:
+            mine = [values[seed] for seed in both.differences]
+            cells = [f"{statistics.fmean(mine):.2f} %", f"{min(mine):.2f} to {max(mine):.2f}"]
+            ends = " to ".join(f"{end:+.2f}" for end in both.interval)
+            compared = ["", ""] if name == base(name) else [f"{both.mean:+.2f}", ends]
+            numbers = (*mine, *(losses[name][seed] for seed in both.differences))
+            same = rows.setdefault(numbers, [name, *cells, *compared, str(both.seeds)])
+            same[0] = same[0] if same[0] == name else f"{same[0]} = {name}"
+    heads = ["", "test accuracy", "range", "points to bp, paired", "95 % interval", "seeds"]
+    return table(heads, rows.values())
 
 
 def growth(found: dict[str, Any]) -> str:
@@ -182,32 +207,6 @@ def scale_best(found: dict[str, Any]) -> str:
         for row in found["best"]
     ]
     return table(["network", "devices", "link", "fastest", "fastest exact", "least memory"], rows, words=6)
-
-
-def chosen_accuracy(found: dict[str, Any]) -> str:
-    """PETRA's: settings are chosen per data set and number of stages."""
-    rows = [
-        [
-            row["task"],
-            row["method"],
-            str(row["stages"]),
-            f"{row['accuracy']:.2f} %",
-            f"{row['spread']:.2f}",
-            f"{row['difference']:+.2f}",
-            str(row["seeds"]),
-        ]
-        for row in found["rows"]
-    ]
-    return table(["data", "method", "stages", "test accuracy", "spread", "points to bp", "seeds"], rows, words=2)
-
-
-def settings_accuracy(column: str, found: dict[str, Any]) -> str:
-    """One number of stages and one data set; `column` names what differs."""
-    rows = [
-        [row[column], f"{row['mean']:.2f} %", f"{row['spread']:.2f}", f"{row['difference']:+.2f}", str(row["seeds"])]
-        for row in found["rows"]
-    ]
-    return table([column, "test accuracy", "spread", "points to bp", "seeds"], rows)
 
 
 def ratios(head: str, found: dict[str, Any]) -> str:
@@ -441,8 +440,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "speed-revnet": ("pipeline_speed_revnet20", speed),
     "many-ranks": ("many_ranks", many_ranks),
     "overhead": ("engine_overhead", overhead),
-    "accuracy-digits": ("accuracy_digits", accuracy),
-    "accuracy-cifar": ("accuracy_cifar", accuracy),
     "memory-petra": ("petra_memory", growth),
     "memory": ("memory_depth", memory),
     "largest-model": ("memory_depth", largest),
@@ -452,19 +449,76 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "scale-transformer": ("scale", partial(scale, "7 B transformer")),
     "scale-memory": ("scale", scale_memory),
     "scale-best": ("scale", scale_best),
-    "accuracy-petra": ("petra_accuracy", chosen_accuracy),
-    "accuracy-auxnet": ("auxnet_accuracy", partial(settings_accuracy, "setting")),
-    "accuracy-layerpipe": ("layerpipe_digits", partial(settings_accuracy, "method")),
     "inline": ("inline_overhead", partial(ratios, "ratio to a hand-written loop")),
 }
+
+#: Of benchmarks with a line per run: the result files, what a run is of, and what that is compared with.
+PAIRS: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[str], str]]] = {
+    "accuracy-digits": (
+        "accuracy_digits",
+        lambda run: f"{run['method']}, K={run['stages']}",
+        lambda _: "bp, K=2",
+    ),
+    "accuracy-layerpipe": ("layerpipe_digits", lambda run: run["method"], lambda _: "bp"),
+    "accuracy-auxnet": ("auxnet_accuracy", lambda run: run["setting"], lambda _: "bp"),
+    "accuracy-petra": (
+        "petra_accuracy",
+        lambda run: (
+            f"{run['task']}, K={run['stages']}, {run['method']}" + (", choice" if run["phase"] != "test" else "")
+        ),
+        lambda name: f"{name.partition(',')[0]}, K=1, bp",
+    ),
+}
+
+
+def study(name: str, folder: Path = STUDIES) -> str:
+    """What a study found: the cases that are results, each beside its baseline."""
+    file = folder / f"{name}.toml"
+    if not file.is_file():
+        raise SystemExit(f"there is no study {name!r} in {folder}")
+    lines = read_results(folder / "results" / f"{name}.jsonl")
+    command = f"unlatch compare studies/{name}.toml"
+    if not lines:
+        return f"*Not measured yet: `{command}`.*"
+    asked = load_study(file)
+    report = study_report(asked, lines, asked.baseline or asked.cases[0].label, command)
+    several = len(report.baselines) > 1
+    beside = "to its baseline" if several else f"to {report.baselines[0]}"
+    heads = ["case", report.what, beside, "95 % interval", "seeds"]
+    rows = []
+    for row in report.numbers():
+        if row["is_result"]:
+            rows.append(_study_row(row, 100.0 if row["measure"].endswith("accuracy") else 1.0))
+            rows[-1] += [row["baseline"]] if several else []
+    left_out = len(report.cases) - len(rows)
+    said = f" {left_out} cases are left out: too few seeds, or runs that did not come to their end." if left_out else ""
+    return f"{table([*heads, *(['baseline'] if several else [])], rows)}\n\nFrom `{command}`.{said}"
+
+
+def _study_row(row: dict[str, Any], scale: float) -> list[str]:
+    unit, digits = (" %", 2) if scale > 1 else ("", 4)
+    mean, (difference, *ends) = (
+        f"{scale * row['mean']:.{digits}f}{unit}",
+        (
+            "-" if row[name] is None else f"{scale * row[name]:+.{digits}f}"
+            for name in ("difference", "interval_low", "interval_high")
+        ),
+    )
+    return [row["case"], mean, difference, " to ".join(ends) if "-" not in ends else "-", str(row["seeds"])]
 
 
 def made(name: str, results: Path = RESULTS) -> str:
     """A table, with the command that its numbers come from."""
+    if name.startswith("study-"):
+        return study(name.removeprefix("study-"))
+    if name in PAIRS:
+        file, label, base = PAIRS[name]
+        command = json.loads((results / f"{file}.json").read_text(encoding="utf-8"))["command"]
+        return f"{pairs(label, base, read_results(results / f'{file}.jsonl'))}\n\nFrom `{command}`."
     if name in COMBINED:
         return COMBINED[name](results)
     if name not in TABLES:
-        raise SystemExit(f"there is no table {name!r}; known: {', '.join((*TABLES, *COMBINED))}")
+        raise SystemExit(f"there is no table {name!r}; known: {', '.join((*TABLES, *PAIRS, *COMBINED))}")
     file, make = TABLES[name]
     path = results / f"{file}.json"
     if not path.is_file():

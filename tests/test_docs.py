@@ -19,6 +19,8 @@ import typer.main
 
 from unlatch import config, methods
 from unlatch.cli import app
+from unlatch.cli.settings import JUDGES
+from unlatch.config.study import load_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -99,6 +101,9 @@ def test_shown_output_is_the_real_one(page: Path) -> None:
 def test_settings_load(page: Path, tmp_path: Path) -> None:
     for fence in fences(page, "toml"):
         (tmp_path / "settings.toml").write_text(fence.text)
+        if "[study]" in fence.text:
+            assert load_study(tmp_path / "settings.toml", JUDGES).runs()
+            continue
         loaded = config.load(tmp_path / "settings.toml")
         methods.get(loaded.method.name, **loaded.method.options)
 

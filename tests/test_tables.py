@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from unlatch import methods
+from unlatch.config.study import load_study
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,6 +73,41 @@ def test_a_result_that_changed_is_found(tmp_path: Path) -> None:
     (tmp_path / "pipeline_speed.json").write_text(json.dumps(name))
     page = "<!-- table: speed -->\nold\n<!-- end of table -->\n"
     assert "| fdg | 1.50 | 1.25 to 1.75 | 3 |" in tables.rewritten(page, tmp_path)
+
+
+def test_accuracies_are_paired_over_equal_seeds() -> None:
+    runs = [{"m": m, "seed": s, "accuracy": a, "loss": 0.1} for m, s, a in PAIRED_RUNS]
+    text = tables.pairs(lambda run: run["m"], lambda _: "bp", runs)
+    # Differences -1, -1, -4 at seeds 0 to 2: mean -2, error 1; seed 3 of dtr has no bp beside it.
+    assert "| dtr | 90.00 % | 86.00 to 94.00 | -2.00 | -6.30 to +2.30 | 3 |" in text
+    assert "few" not in text
+    assert "| bp = twin | 92.00 % | 90.00 to 95.00 |  |  | 3 |" in text
+
+
+PAIRED_RUNS = [
+    *(("bp", seed, value) for seed, value in enumerate((91.0, 95.0, 90.0))),
+    *(("twin", seed, value) for seed, value in enumerate((91.0, 95.0, 90.0))),
+    *(("dtr", seed, value) for seed, value in enumerate((90.0, 94.0, 86.0, 0.0))),
+    *(("few", seed, 99.0) for seed in range(2)),
+]
+
+
+def test_a_study_is_a_table_of_its_results_only(tmp_path: Path) -> None:
+    cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "slow"\noptimizer.lr = 0.01\n'
+    cases += '[[case]]\nlabel = "rare"\nrun.epochs = 2\n'
+    (tmp_path / "a.toml").write_text(f'[study]\nseeds = 3\n[model]\nname = "mlp"\n{cases}')
+    assert "Not measured yet: `unlatch compare studies/a.toml`" in tables.study("a", tmp_path)
+    lines = [
+        {"digest": run.digest, "status": "finished", "evaluation": {"accuracy": 0.9 - 0.01 * (run.label == "slow")}}
+        for run in load_study(tmp_path / "a.toml").runs()
+        if run.label != "rare" or run.seed < 2
+    ]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = tables.study("a", tmp_path)
+    assert "| slow | 89.00 % | -1.00 | -1.00 to -1.00 | 3 |" in found
+    assert "1 cases are left out" in found
+    assert "rare" not in found
 
 
 def test_what_was_not_measured_says_so_and_unknown_tables_are_refused(tmp_path: Path) -> None:

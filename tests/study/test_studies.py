@@ -10,7 +10,11 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from commands import Command
+from unlatch.cli.settings import JUDGES
+from unlatch.config.study import load_study
 
 CASES = """
 [[case]]
@@ -80,6 +84,28 @@ def test_from_file_to_page(study, compare, lines):
     assert Path("results/small.jsonl").read_bytes() == before
 
 
+def test_the_example_in_short_form(compare, lines):
+    text = (Path(__file__).parents[2] / "examples" / "study.toml").read_text()
+    Path("small.toml").write_text(text.replace("epochs = 5", "epochs = 1"))
+    result = compare("small.toml")
+    assert result.exit_code == 0, result.output
+    assert len(lines()) == 15
+    assert {row["status"] for row in lines()} == {"finished"}
+    assert "no result" not in result.stdout
+
+
+STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_studies_of_this_project_load_and_have_three_seeds(path):
+    found = load_study(path, JUDGES)
+    assert len(found.seeds) >= 3
+    assert found.question
+    held_out = {case.config.data.holdout for case in found.cases}
+    assert held_out == ({5000} if path.stem.endswith("choice") else {None})
+
+
 def test_fewer_than_three_seeds_are_no_result_and_a_new_seed_adds_its_runs_only(study, compare, lines):
     cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "slow"\noptimizer.lr = 0.01\n'
     answer = json.loads(compare(study(cases), "--json").stdout)
@@ -100,15 +126,6 @@ def test_fewer_than_three_seeds_are_no_result_and_a_new_seed_adds_its_runs_only(
 def test_what_computes_the_same_is_said_to(study, compare):
     cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "cut"\nrun.stages = 2\nrun.split = [["layers.1"]]\n'
     assert "cut computed the same numbers, epoch by epoch, as bp" in compare(study(cases)).stdout
-
-
-def test_jobs_change_nothing_but_times(study, compare, lines):
-    path = study(CASES)
-    assert compare(path, "--out", "one").exit_code == 0
-    result = compare(path, "--out", "two", "--jobs", 2)
-    assert result.exit_code == 0, result.output
-    assert "No speeds" in result.stdout
-    assert timeless(lines("one")) == timeless(lines("two"))
 
 
 def test_a_cut_by_measured_times_is_the_same_for_all_seeds(study, compare, lines):
@@ -136,20 +153,22 @@ def test_a_run_that_fails_is_a_line_and_is_tried_again(study, compare, lines):
     assert "2 of 4 runs are done" in compare(path).stdout
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_results(study, compare, lines):
+def test_killed_with_two_jobs_it_goes_on_with_one_to_the_same_results(study, compare, lines):
     path = study(CASES, "seeds = 3")
-    with Command("compare", path, "--out", "killed") as command:
+    with Command("compare", path, "--out", "killed", "--jobs", 2) as command:
         command.wait_until_it_says(r"2/9 ")
         os.kill(command.process.pid, signal.SIGKILL)
-        command.process.wait()
+        assert command.ended()[0] == -signal.SIGKILL  # and no job outlives it
     done = Path("killed/small.jsonl").read_bytes()
     # As if the kill had come while a line was written.
     Path("killed/small.jsonl").write_bytes(done + b'{"study": "small", "digest": "')
     result = compare(path, "--out", "killed")
     assert result.exit_code == 0, result.output
     assert f"{len(done.splitlines())} of 9 runs are done" in result.stdout
+    assert "No speeds" in result.stdout
     assert Path("killed/small.jsonl").read_bytes().startswith(done)
     assert compare(path, "--out", "whole").exit_code == 0
+    assert {row["jobs"] for row in lines("killed")} == {1, 2}
     assert timeless(lines("killed")) == timeless(lines("whole"))
     assert not list(Path("killed").glob(".small*"))
 

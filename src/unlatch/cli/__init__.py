@@ -3,9 +3,10 @@
 A command's module is imported when it is asked for, and what does its work when it runs, so that help comes at once.
 Read `train` first: `settings` reads the file and the flags, `training` decides where to train, `continuing` finds the
 run to go on with, `prepare` makes every open choice, `session` trains on each rank. `ranks` says who started them,
-`stopping` looks for the file that asks a run to stop. `cost_flags`, `planning` and `placing` serve `plan` and
-`simulate`, `catalogue` and `method_pages` serve `methods`, `speeds` `bench`, `throughputs` `bench_throughput`, `checks`
-`check`; `show` serves the page of `unlatch.live`; `console` is where all text goes.
+`stopping` looks for the file that asks a run to stop, `progress` shows how far it is. `cost_flags`, `planning` and
+`placing` serve `plan` and `simulate`, `catalogue` and `method_pages` serve `methods`, `speeds` `bench`, `throughputs`
+`bench_throughput`, `checks` `check`, `study` `compare` where it is given a study; `show` serves the page of
+`unlatch.live`; `console` is where all text goes.
 No module here names a method: what it must know of one it asks through the hooks of `unlatch.methods.base.Method`.
 """
 

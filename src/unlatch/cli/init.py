@@ -28,6 +28,7 @@ batch_size = 64
 # dir = "data"             # where the files are; also UNLATCH_DATA
 # augment = true           # by default what is usual for the data set
 # subset = 1000            # train on so many samples only
+# holdout = 500            # judge on so many training samples, not on test samples: for whatever is chosen
 # drop_last = false        # leave out the last batch of an epoch where it is smaller
 # options = { seed = 0 }   # arguments of the data set
 

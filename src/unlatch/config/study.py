@@ -29,8 +29,8 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator
 
 from ..errors import ConfigError
+from ..problems import explain, hint
 from .load import Judge, from_mapping, values_of
-from .problems import explain, hint
 from .sections import Config, Section
 
 __all__ = ["Case", "PlannedRun", "Study", "load_study"]

@@ -208,7 +208,7 @@ class StudyReport:
         heads += ("to baseline", "std. error", "95 % interval", "what that is")
         heads += ("baseline",) if len(self.baselines) > 1 else ()
         heads += ("samples/s", "ratio") if self.timing else ()
-        heads += ("peak kept per stage", "staleness", "predicted", *(("cosine",) if probed else ()))
+        heads += ("fullest stage", "updates late (predicted)", *(("least cosine",) if probed else ()))
         return Table(
             heads,
             tuple(self._row(case, probed) for case in self.cases),
@@ -219,6 +219,7 @@ class StudyReport:
         found, values = self.against(case), list(case.values.values())
         interval = found.interval if found is not None else None
         speeds = list(case.timed().values())
+        peaks, late = case.per_stage("peak_bytes", max), case.per_stage("staleness", stats.fmean)
         return (
             case.label,
             self._number(case.mean, ""),
@@ -234,10 +235,9 @@ class StudyReport:
                 if self.timing
                 else ()
             ),
-            " / ".join(bytes_text(b) for b in case.per_stage("peak_bytes", max)) or "-",
-            " / ".join(f"{s:.3g}" for s in case.per_stage("staleness", stats.fmean)) or "-",
-            " / ".join(f"{s:.3g}" for s in case.per_stage("predicted_staleness", max)) or "-",
-            *((" / ".join(f"{c:.2f}" for c in case.cosines()) or "-",) if probed else ()),
+            bytes_text(max(peaks)) if peaks else "-",
+            f"{max(late):.3g} ({max(case.per_stage('predicted_staleness', max)):.3g})" if late else "-",
+            *((number_text(min(case.cosines(), default=None), ".2f"),) if probed else ()),
         )
 
     def verdict(self, case: CaseFound) -> str:
@@ -385,6 +385,7 @@ def study_board(report: StudyReport) -> dict[str, Any]:
         introduction=[*([report.study.question] if report.study.question else []), *general],
         table=report.table,
         notes=remarks,
+        captions={"curves": "After every epoch: the mean over seeds, and the range from the lowest to the highest."},
         footer=report.footer,
     )
 
