@@ -250,8 +250,8 @@ CASES = (
         [
             "measured: {speed[pipedream][median]:.2f} times one process on 2 ranks "
             "({speed[pipedream][min]:.2f} to {speed[pipedream][max]:.2f})",
-            "measured: {digits[pipedream/2][difference]:+.2f} points to bp on digits, "
-            "{digits[pipedream/2][seeds]} seeds",
+            "measured: {digits[pipedream, K=2][difference]:+.2f} points to bp on digits, "
+            "{digits[pipedream, K=2][seeds]} seeds",
         ],
     ),
     Case(
@@ -260,8 +260,8 @@ CASES = (
         "defaults; 4 stages and more: look at `run.advice`",
         [
             "measured: {speed[dtrp][median]:.2f} times one process on 2 ranks; by theory at most 1.75",
-            "measured: {digits[dtrp/4][difference]:+.2f} points on digits ({digits[dtrp/4][seeds]} seeds), "
-            "{cifar[dtrp/4][difference]:+.2f} on 10,000 images of CIFAR-10 ({cifar[dtrp/4][seeds]} seed), 4 stages",
+            "measured: {digits[dtrp, K=4][difference]:+.2f} points to bp on digits, 4 stages, "
+            "{digits[dtrp, K=4][seeds]} seeds",
         ],
     ),
     Case(
@@ -271,8 +271,8 @@ CASES = (
         [
             "measured: activations grow by {growth[petra]:.2f} from 8 to 32 blocks per stage, under 1f1b by "
             "{growth[1f1b]:.2f}",
-            "measured: {petra[cifar10/4][difference]:+.2f} points to its own bp on 10,000 images of CIFAR-10, "
-            "{petra[cifar10/4][seeds]} seeds",
+            "measured: {petra[cifar10, K=4][difference]:+.2f} points to its own bp on 10,000 images of CIFAR-10, "
+            "{petra[cifar10, K=4][seeds]} seeds",
         ],
     ),
     Case(
@@ -329,7 +329,6 @@ def _facts(results: Path) -> dict[str, Any]:
         "inline": ("inline_overhead", lambda found: found["ratio"]),
         "speed": ("pipeline_speed", lambda found: found["ratio"]),
         "digits": ("accuracy_digits", partial(_by, "method", "stages")),
-        "cifar": ("accuracy_cifar", partial(_by, "method", "stages")),
         "growth": ("petra_memory", lambda found: found["growth"]),
         "petra": ("petra_accuracy", partial(_by, "task", "stages")),
         "layerpipe": ("layerpipe_speed", lambda found: found["speedup"]),
@@ -351,8 +350,9 @@ def _won(found: dict[str, Any]) -> dict[str, int]:
 
 
 def _by(*keys_and_found: Any) -> dict[str, Any]:
+    """Rows by what is in some columns. Fewer than three seeds are no result."""
     *keys, found = keys_and_found
-    return {"/".join(str(row[key]) for key in keys): row for row in found["rows"]}
+    return {", K=".join(str(row[key]) for key in keys): row for row in found["rows"] if row["seeds"] >= 3}
 
 
 def decisions(results: Path) -> str:
@@ -366,7 +366,7 @@ def _told(text: str, facts: dict[str, Any]) -> str:
     try:
         return text.format_map(facts)
     except KeyError as missing:
-        return f"not measured yet (no result for {missing})"
+        return f"not measured yet: {missing.args[0]} (accuracies count from three seeds on)"
 
 
 #: Methods with their page, idea, delay in micro-batches at stage k of K, and what is kept of a micro-batch.

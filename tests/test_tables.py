@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -114,3 +115,13 @@ def test_what_was_not_measured_says_so_and_unknown_tables_are_refused(tmp_path: 
     assert "Not measured yet" in tables.made("speed", tmp_path)
     with pytest.raises(SystemExit, match="no table 'sped'"):
         tables.made("sped")
+
+
+def test_expectations_say_where_they_come_from(tmp_path: Path) -> None:
+    """What is called measured is read from a result file, and says so where there is none."""
+    told = [text for case in tables.CASES for text in case.expect]
+    assert [text for text in told if not text.startswith(("measured: ", "simulated: ", "by theory: "))] == []
+    assert [text for text in told if text.startswith("measured") and "{" not in text] == []
+    named = {name for case in tables.CASES for name in re.findall(r"`([\w-]+)`", case.method)}
+    assert named <= set(methods.names())
+    assert tables.made("decisions", tmp_path).count("not measured yet") == sum("{" in text for text in told)
