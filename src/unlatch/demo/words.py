@@ -25,7 +25,7 @@ def introduction(seeds: int, epochs: int) -> list[str]:
         f"ratio: speed against bp of the same network; {PROCESSES} is the limit for {PROCESSES} processes.",
         "bubble: share of the time in which a process waits.",
         "staleness: updates between the forward and the backward of a batch, measured and as theory has it, per stage.",
-        "peak kept: most bytes held for batches under way, per process.",
+        "kept: most bytes held at once for batches under way.",
         "old weights: most outdated copies of a stage's weights.",
     ]
 

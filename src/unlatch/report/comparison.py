@@ -133,7 +133,7 @@ def comparison_table(rows: Sequence[Row], first: str = "method", *, sentences: b
         "bubble",
         "staleness",
         "predicted",
-        "peak kept per process" if shared else "peak kept per stage",
+        "kept per process" if shared else "kept per stage",
         "old weights",
         *(("input error",) if reconstructs else ()),
         *(("what to see",) if told else ()),
@@ -147,9 +147,9 @@ def comparison_table(rows: Sequence[Row], first: str = "method", *, sentences: b
             number_text(row.bubble, ".0%"),
             " / ".join(f"{s:.3g}" for s in row.staleness) or "-",
             " / ".join(f"{s:.3g}" for s in row.predicted) or "-",
-            " / ".join(bytes_text(b) for b in (row.process_bytes if shared else row.peak_bytes)) or "-",
+            _bytes_text(row.process_bytes if shared else row.peak_bytes),
             " / ".join(str(n) for n in row.weight_copies) or "-",
-            *((" / ".join(number_text(e, ".2g") for e in row.input_errors) or "-",) if reconstructs else ()),
+            *((_errors_text(row.input_errors),) if reconstructs else ()),
             *((row.sentence,) if told else ()),
         )
         for row in rows
@@ -157,8 +157,22 @@ def comparison_table(rows: Sequence[Row], first: str = "method", *, sentences: b
     return Table(heads, body, left=(0, len(heads) - 1) if told else (0,))
 
 
+def _bytes_text(counts: Sequence[int]) -> str:
+    """Several sizes, with one unit where they have the same."""
+    sizes = [bytes_text(count).split() for count in counts]
+    if len({unit for _, unit in sizes}) == 1:
+        return f"{' / '.join(number for number, _ in sizes)} {sizes[0][1]}"
+    return " / ".join(" ".join(size) for size in sizes) or "-"
+
+
+def _errors_text(errors: Sequence[float | None]) -> str:
+    if all(error is None for error in errors):
+        return "-"
+    return " / ".join(number_text(error, ".2g") for error in errors)
+
+
 def _accuracy_text(row: Row) -> str:
     if row.accuracy is None:
         return "-"
     lowest, highest = min(row.accuracies), max(row.accuracies)
-    return f"{row.accuracy:.1%}" + (f" ({lowest:.1%} to {highest:.1%})" if len(row.accuracies) > 1 else "")
+    return f"{row.accuracy:.1%}" + (f" ({100 * lowest:.1f} to {100 * highest:.1f})" if len(row.accuracies) > 1 else "")
