@@ -15,7 +15,7 @@ from unlatch.errors import ConfigError, UnlatchError
 from unlatch.io import metrics
 from unlatch.io.metrics import Metrics
 from unlatch.report.comparison import comparison_table, rows_of
-from unlatch.report.page import comparison_pictures
+from unlatch.report.page import comparison_board, comparison_pictures, render
 from unlatch.report.probe import read_probe
 from unlatch.report.record import read_run
 
@@ -60,6 +60,7 @@ def compared(folder: Path, draw: bool = False) -> None:
         return
     rows = rows_of({"a": [record]}, "a")
     comparison_table(rows).text()
+    render(comparison_board("a page", [], {"a": [record]}, rows))
     if draw:
         comparison_pictures({"a": [record]}, rows)
 

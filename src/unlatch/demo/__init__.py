@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for runs and report")
     parser.add_argument("--seeds", type=int, default=3, help="how often every method trains")
     parser.add_argument("--seconds", type=float, default=145.0, help="a seed that would end later is not begun")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--methods", help="some rows only: names separated by commas")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write rows and words as JSON")
     chosen = parser.parse_args(arguments)

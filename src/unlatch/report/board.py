@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..runtime.events import Event
@@ -189,9 +189,10 @@ def curves_of(records: Sequence[Record], *, by_epoch: bool = False) -> dict[str,
             what = name.removeprefix("eval/")
             by_number = [_by_epoch(record, [name]) for record in records]
             found[f"test {what}"] = _curve(by_number, "epoch", share=what == "accuracy", log=what == "loss")
-    for what in ("bubble", "staleness") if by_epoch else ():
+    for what, title in (("bubble", "bubble"), ("staleness", "staleness of the latest stage")) if by_epoch else ():
         staged = [name for name in names if name.startswith("stage") and name.endswith(f"/{what}")]
-        found[what] = _curve([_by_epoch(record, staged) for record in records], "epoch", share=what == "bubble")
+        tables = [_by_epoch(record, staged, max if what == "staleness" else _mean) for record in records]
+        found[title] = _curve(tables, "epoch", share=what == "bubble")
     return {name: curve for name, curve in found.items() if curve["points"]}
 
 
@@ -204,12 +205,19 @@ def _curve(tables: Sequence[Mapping[int, float]], x: str, *, log: bool = False, 
     return {"x": x, "log": log, "share": share, "points": _thinned(points)}
 
 
-def _by_epoch(record: Record, names: Sequence[str]) -> dict[int, float]:
-    """The mean of some numbers at the end of each epoch."""
+def _mean(values: Sequence[float]) -> float:
+    """As `statistics.fmean`, which refuses sums of infinities and too large ones; runs that diverge have both."""
+    return sum(values) / len(values)
+
+
+def _by_epoch(
+    record: Record, names: Sequence[str], summary: Callable[[Sequence[float]], float] = _mean
+) -> dict[int, float]:
+    """What some numbers were at the end of each epoch, taken together."""
     found = {}
     for row in record.epochs:
         if known := [row[name] for name in names if name in row]:
-            found[int(row["epoch/number"])] = _mean(known)
+            found[int(row["epoch/number"])] = summary(known)
     return found
 
 
@@ -227,11 +235,6 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
     groups = [points[n : n + every] for n in range(0, len(points), every)]
     # Where some points have no spread, theirs together has none.
     return [[group[-1][0], *map(_mean, zip(*(point[1:] for point in group), strict=False))] for group in groups]
-
-
-def _mean(values: Sequence[float]) -> float:
-    """As `statistics.fmean`, which refuses sums of infinities and too large ones; runs that diverge have both."""
-    return sum(values) / len(values)
 
 
 # --------------------------------------------------------------- timelines

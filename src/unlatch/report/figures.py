@@ -32,8 +32,9 @@ def curves(groups: Mapping[str, Sequence[Record]], baselines: Collection[str] = 
     lines, pale = cycle(_LINES), cycle(_PALE)
     for label, records in groups.items():
         # A baseline is broad and pale, so that a line that coincides with it (as exact methods do) shows on top of it.
-        broad = {"color": next(pale), "linewidth": 5, "zorder": 1.5}
-        style = broad if label in baselines else {"color": next(lines), "linewidth": 1.6, "zorder": 2}
+        broad = label in baselines
+        wide, level = (5, 1.5) if broad else (1.6, 2)
+        style = {"color": next(pale if broad else lines), "linewidth": wide, "zorder": level}
         found = curves_of(records)
         for axes, name, factor in ((left, "training loss", 1), (right, "test accuracy", 100)):
             points = found[name]["points"] if name in found else []
@@ -42,7 +43,7 @@ def curves(groups: Mapping[str, Sequence[Record]], baselines: Collection[str] = 
     right.set(xlabel="epochs", ylabel="test accuracy (%)")
     for axes in (left, right):
         _plain(axes)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False)
     return figure

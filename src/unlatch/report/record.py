@@ -39,6 +39,7 @@ class _Stage(_Open):
     peak_bytes: Count
     weight_copies: Count
     reconstruction_error: float | None = None
+    rank: Count = 0
 
 
 class _Summary(_Open):

@@ -111,7 +111,7 @@ function drawCard(run, style, open) {
   }
   for (const text of run.warnings || []) card.append(made("p", {className: "warning", text}));
   if ((run.stages || []).length) {
-    const details = made("details", {"data-run": run.label}, made("summary", {text: `${run.stages.length} stages`}), stageTable(run.stages));
+    const details = made("details", {"data-run": run.label}, made("summary", {text: run.stages.length === 1 ? "1 stage" : `${run.stages.length} stages`}), stageTable(run.stages));
     details.open = open.has(run.label);
     card.append(details);
   }
@@ -144,7 +144,8 @@ function drawTable(table, styles) {
   table.rows.forEach((row, number) => {
     const style = styles.get(row[0]);
     rows.push(made("tr", {}, ...row.map((text, n) => {
-      const cell = made("td", look(n), ...(n === 0 && style ? [swatch(style)] : []), shortened(text));
+      const named = n === 0 && style ? made("span", {className: "run"}, swatch(style), text) : shortened(text);
+      const cell = made("td", look(n), named);
       if (shortened(text) !== text) cell.title = text;
       return cell;
     })));
@@ -174,8 +175,10 @@ function drawTimelines(runs, caption) {
     box.style.setProperty("--run", `var(${costColour(cost)})`);
     return made("span", {}, box, cost);
   }));
-  $("timelines-hint").textContent = (timed.length === 1 ? "Wheel or pinch: zoom." : "Click one, then wheel, or pinch: zoom all.") +
-    " Drag: move. Double click: back. Keys: arrows, +, \u2212, 0. The number in a box is the batch; pointing at it lights up that batch.";
+  const mouse = (timed.length === 1 ? "Wheel: zoom." : "Click, then wheel: zoom all.") +
+    " Drag: move. Double click: back. Keys: arrows, +, \u2212, 0. Point at a box to see what it is and where its batch goes.";
+  $("timelines-hint").textContent = "The number in a box is the batch. " +
+    (matchMedia("(pointer: coarse)").matches ? "Pinch: zoom. Drag: move. Tap: details." : mouse);
   view.refresh();
 }
 
@@ -270,6 +273,7 @@ function show(board) {
   shown = board;
   const runs = board.runs || [], styles = stylesOf(runs), captions = board.captions || {};
   document.title = board.title;
+  document.body.classList.toggle("wide", !board.table && runs.every(run => run.timeline && !run.curves));
   $("title").textContent = board.title;
   paragraphs($("introduction"), board.introduction);
   drawCards(runs, styles, Boolean(board.table));
@@ -329,7 +333,7 @@ async function follow() {
 
 for (const [id, act] of Object.entries({
   "zoom-in": () => view.zoom(0.6), "zoom-out": () => view.zoom(1 / 0.6), earlier: () => view.pan(-0.4), later: () => view.pan(0.4),
-  back: () => view.reset(), everything: () => view.look(...view.bounds),
+  reset: () => view.reset(), everything: () => view.look(...view.bounds),
 })) $(id).addEventListener("click", act);
 
 const embedded = $("document").textContent.trim();

@@ -20,7 +20,10 @@ function roundNumbers(from, to, count, whole = false) {
 function inWords(value, digits = 4) {
   if (value === null || value === undefined) return "-";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) {
+    const [mantissa, power] = value.toExponential(Math.min(digits, 4) - 1).split("e");
+    return `${Number(mantissa)}e${Number(power)}`;
+  }
   return Number(value.toPrecision(digits)).toLocaleString("en", {maximumFractionDigits: 6});
 }
 
