@@ -42,5 +42,9 @@ html_theme = "furo"
 html_title = f"Unlatch {release}"
 html_show_sphinx = False
 html_copy_source = False
+# A page that was opened from a disk may not read its neighbours, from which summaries would be taken.
+html_show_search_summary = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {"light_css_variables": {"code-font-size": "78%"}}
 pygments_style = "friendly"

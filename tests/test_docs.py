@@ -185,6 +185,8 @@ def test_pages_of_methods_have_one_form(page: Path) -> None:
     assert heads in (FORM, [*FORM, "Measured"])
     sections = dict(zip(heads, re.split(r"^## .*$", text, flags=re.M)[1:], strict=True))
     assert [head for head, body in sections.items() if not body.strip()] == []
+    idea = sections["Idea"].strip().partition("\n\n")[0]
+    assert re.fullmatch(r"[A-Z][^.]*\.", idea), f"one sentence first, not: {idea}"
     assert f"](../img/methods/{page.stem}.svg)" in sections["Picture"]
     assert "`python docs/make_figures.py`" in sections["Picture"]
     assert "entry_table(" in "".join(re.findall(r"^```pycon\n(.*?)^```$", sections["Entries"], re.M | re.S))

@@ -17,7 +17,7 @@ from sphinx.addnodes import desc_signature, pending_xref
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-NAME = re.compile(r"unlatch(\.\w+)+(?:\(\))?|[A-Z]\w+")
+NAME = re.compile(r"unlatch(\.\w+)+(?:\(\))?|(?!None$|True$|False$)[A-Z]\w+")
 
 
 class MarkdownDocstring(SphinxDirective):

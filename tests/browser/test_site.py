@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import unlatch
 from browsing import dark, open_file, overflow, phone
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 ROOT = Path(__file__).parents[2]
+#: The list of all, and one that shows six modules.
+NOT_ONE_MODULE = {"README", "rules"}
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +56,34 @@ def test_the_site_opens_from_a_disk(site: Path, page: Page) -> None:
     assert shown.locator("li", has_text="model:").count() == 1, "arguments are a list"
     assert ">>> run = parallelize(" in shown.locator("pre").first.inner_text()
 
+    page.goto(f"{(site / 'search.html').resolve().as_uri()}?q=clip_grad_norm")
+    page.locator("#search-results li a").first.wait_for()
+
     dark(page)
     phone(page)
     for file in ("index.html", "methods/petra.html", "api/unlatch.html"):
         open_file(page, site / file)
         assert overflow(page) <= 0, file
+
+
+@pytest.mark.parametrize("page", sorted({path.stem for path in (ROOT / "docs" / "api").glob("*.md")} - NOT_ONE_MODULE))
+def test_what_is_public_is_in_the_reference(site: Path, page: str) -> None:
+    """Classes and functions; a constant or an alias of a type needs no entry."""
+    module = unlatch if page == "unlatch" else import_module(f"unlatch.{page}")
+    listed = getattr(module, "__all__", None) or [name for name in vars(module) if name.endswith(("Error", "Mismatch"))]
+    wanted = [name for name in listed if _defined(getattr(module, name))]
+    text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
+    assert wanted
+    assert [name for name in wanted if f'id="{module.__name__}.{name}"' not in text] == []
+
+
+def _defined(found: object) -> bool:
+    return inspect.isfunction(found) or (inspect.isclass(found) and found.__module__.startswith("unlatch"))
+
+
+def test_every_public_module_has_a_page() -> None:
+    rooms = [name for name in unlatch.__all__ if inspect.ismodule(getattr(unlatch, name))]
+    assert [name for name in rooms if not (ROOT / "docs" / "api" / f"{name}.md").is_file()] == []
 
 
 def test_no_page_asks_for_anything_elsewhere(site: Path) -> None:
