@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+HOSTS = ("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 #: What each example prints, as a pattern; accuracies far above guessing (0.1), far below what is reached.
@@ -60,6 +63,14 @@ def test_torchrun_gives_what_one_process_gives(tmp_path: Path) -> None:
     alone = run_example("torchrun.py", tmp_path, "-W", "error")
     assert re.search(EXPECTED["torchrun.py"], alone)
     assert run_example("torchrun.py", tmp_path, *TORCHRUN) == alone
+    # Two hosts, as the header says, both of them this machine; the first one prints.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    hosts = [(*HOSTS, "--master-port", port, "--node-rank", str(rank)) for rank in (0, 1)]
+    with ThreadPoolExecutor() as pool:
+        printed = [pool.submit(run_example, "torchrun.py", tmp_path, *host) for host in hosts]
+    assert [one.result() for one in printed] == [alone, ""]
 
 
 def test_every_example_is_tested_and_short() -> None:
