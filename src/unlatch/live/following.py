@@ -91,7 +91,7 @@ class _Rank(BaseModel):
     ended: bool
     error: str | None
     stages: list[dict[str, Number]]
-    kinds: dict[str, str]
+    kinds: dict[str, str] = {}
     events: list[tuple[Count, str, int, int, float, float, int]]
 
 
