@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import shutil
+import threading
+import time
 
 import pytest
 
@@ -135,7 +138,18 @@ def test_a_run_that_failed_says_why_and_by_whose_fault(folder):
 
 def test_a_run_that_is_started_anew_after_a_failure_goes_on(held):
     tell(held, 0, error="PeerLost: rank 1 stopped", ended=True)
-    assert Followed(held).look().state == "running"
+    sight = Followed(held).look()
+    assert sight.state == "running"
+    assert sight.why.startswith("rank 0: PeerLost: rank 1 stopped; ")
+    tell(held, 0, restarts=1)
+    assert Followed(held).look().why is None
+
+
+def test_a_run_that_is_silent_is_worth_a_word(held):
+    tell(held, 0, time=time.time() - 100)
+    sight = Followed(held).look()
+    assert sight.state == "running"
+    assert "nothing was heard of it for 100 s" in sight.why
 
 
 def test_a_run_that_is_deleted_while_it_is_shown(folder):
@@ -177,9 +191,12 @@ def test_where_locks_are_unknown_signs_of_life_count(folder, monkeypatch):
 
 
 def test_looking_does_not_keep_a_run_from_its_folder(folder):
-    for _ in range(20):
-        Followed(folder).look()
-        RunFolder.resume(folder).release()
+    looking = os.open(folder, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    later = threading.Timer(0.05, os.close, [looking])
+    later.start()
+    RunFolder.resume(folder).release()
+    later.join()
 
 
 @pytest.mark.parametrize("inside", [{}, {"other.txt": "x"}])

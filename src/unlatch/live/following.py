@@ -25,7 +25,7 @@ __all__ = ["Followed", "Sight", "State"]
 
 State = Literal["starting", "running", "finished", "interrupted", "lost", "gone", "unreadable"]
 
-#: Seconds without a sign after which a run counts as lost, where the file system does not tell who writes.
+#: Seconds without a sign after which one worries; where the file system does not tell who writes, a run is lost then.
 _SILENCE = 60.0
 #: More losses than this no screen tells apart.
 _LOSSES = 4000
@@ -91,7 +91,7 @@ class _Rank(BaseModel):
     ended: bool
     error: str | None
     stages: list[dict[str, Number]]
-    kinds: dict[str, str]
+    kinds: dict[str, str] = {}
     events: list[tuple[Count, str, int, int, float, float, int]]
 
 
@@ -140,7 +140,7 @@ class Followed:
         under_way = self._alive(ranks) if held is None else held
         record = self._record(rows, ranks)
         state: State = ("running" if rows else "starting") if under_way else "lost"
-        return self._sight(state, record, rows, ranks, None if under_way else _cause(ranks))
+        return self._sight(state, record, rows, ranks, _worry(ranks) if under_way else _cause(ranks))
 
     # ------------------------------------------------------------- what is there
 
@@ -217,6 +217,16 @@ class Followed:
 
 def _has_run(folder: Path) -> bool:
     return is_run(folder) or (folder / "summary.json").is_file()
+
+
+def _worry(ranks: Sequence[_Rank]) -> str | None:
+    """What is not as it should be with a run whose command is still there."""
+    if any(rank.error is not None for rank in ranks):
+        return f"{_cause(ranks)}; the command that started the ranks is there and may start them anew"
+    silent = time.time() - max((rank.time for rank in ranks), default=time.time())
+    if silent > _SILENCE:
+        return f"nothing was heard of it for {silent:.0f} s: a long evaluation or batch, or a process that stands still"
+    return None
 
 
 def _cause(ranks: Sequence[_Rank]) -> str:
