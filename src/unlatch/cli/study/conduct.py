@@ -7,7 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,8 @@ class _Cuts:
 def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any]], console: Console) -> None:
     from ...report.study import study_report, write_study
 
-    report = study_report(study, rows, request.baseline or study.baseline or _plain(study), command_of(request))
+    whole = command_of(replace(request, only=None))
+    report = study_report(study, rows, request.baseline or study.baseline or _plain(study), whole)
     page = write_study(report, folder / study.name)
     if request.as_json:
         emit_json({"page": str(page), "results": str(folder / f"{study.name}.jsonl"), **report.as_json()})
