@@ -190,6 +190,13 @@ class StudyReport:
         return self.study.measure.endswith("accuracy")
 
     @property
+    def curve_of(self) -> str:
+        """What there is after every epoch of the result that counts, some of which are known at the end only."""
+        known = (name for case in self.cases for line in case.lines.values() for name in (line.get("curve") or [{}])[0])
+        measure = self.study.measure
+        return measure if measure in set(known) else measure.removeprefix("recalibrated_")
+
+    @property
     def what(self) -> str:
         """What was measured, on what."""
         return f"{self.study.measure.replace('_', ' ')} on {'held-out training' if self.held_out else 'test'} samples"
@@ -261,9 +268,11 @@ class StudyReport:
         if len(case.labels) > 1:
             said.append(f"{case.label} are the same settings, run once")
         if (same := self.same_as(case)) is not None:
-            alike = all(case.lines[seed] is same.lines[seed] for seed in case.lines)
-            what = "are the same runs as" if alike else "computed the same numbers, epoch by epoch, as"
-            said.append(f"{case.label} {what} {same.label}: not another finding")
+            if all(case.lines[seed] is same.lines[seed] for seed in case.lines):
+                said.append(f"{case.label} are the runs of {same.label}, beside another baseline")
+            else:
+                same_numbers = f"computed the same numbers, epoch by epoch, as {same.label}: not another finding"
+                said.append(f"{case.label} {same_numbers}")
         reasons = {line["reason"]: None for line in case.lines.values() if line.get("reason")}
         said += [f"{case.label}: {reason}" for reason in reasons]
         return said
@@ -285,7 +294,7 @@ class StudyReport:
     @cached_property
     def footer(self) -> list[str]:
         """Where the numbers come from."""
-        lines = [line for case in self.cases for line in case.lines.values()]
+        lines = list({line["digest"]: line for case in self.cases for line in case.lines.values()}.values())
         known = ("unlatch", "torch", "python", "platform", "cores")
         told = {", ".join(f"{name} {line['versions'][name]}" for name in known) for line in lines if "versions" in line}
         return [f"{len(lines)} runs, from: {self.command}", *sorted(told)]
@@ -392,7 +401,7 @@ def study_board(report: StudyReport) -> dict[str, Any]:
 
 def _run(report: StudyReport, case: CaseFound) -> dict[str, Any]:
     """A case as one line of every picture."""
-    measure, speeds = report.study.measure, list(case.timed().values())
+    measure, speeds = report.curve_of, list(case.timed().values())
     where = "held-out" if report.held_out else "test"
     names = {"training loss": "train_loss", f"{where} {measure.replace('_', ' ')}": measure}
     per_stage = {
@@ -458,7 +467,7 @@ def curves_figure(report: StudyReport) -> Figure:
     figure = Picture(figsize=(11, max(4.0, 1.0 + 0.2 * len(report.cases))), layout="constrained")
     panels = figure.subplots(1, 2)
     scale = 100.0 if report.study.measure.endswith("accuracy") else 1.0
-    for axes, name, factor in zip(panels, ("train_loss", report.study.measure), (1.0, scale), strict=True):
+    for axes, name, factor in zip(panels, ("train_loss", report.curve_of), (1.0, scale), strict=True):
         for number, case in enumerate(report.cases):
             points = case.curve(name)
             if points:

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ...config.study import PlannedRun, Study, load_study
 from ...errors import ConfigError, Interrupted
 from ...io import durable
 from ...io.json_file import read_json
-from ...io.results import Results
+from ...io.results import Results, read_results
 from ...lookup import also_searched, search_also
 from ...methods import BASELINE
 from ...table import Table
@@ -56,8 +56,6 @@ def conduct(request: Request) -> None:
     wanted = _wanted(study, request.only)
     console = people(request.as_json)
     if request.dry_run:
-        from ...io.results import read_results
-
         _announce(console, study, wanted, read_results(folder / f"{study.name}.jsonl"))
         return
     with Results(folder / f"{study.name}.jsonl") as results:
@@ -76,7 +74,8 @@ def conduct(request: Request) -> None:
 def command_of(request: Request) -> str:
     """What to type to have the same done."""
     words = ["unlatch", "compare", str(request.file)]
-    flags = {"--out": request.out, "--only": request.only, "--jobs": request.jobs if request.jobs > 1 else None}
+    flags: dict[str, Any] = {"--out": request.out, "--only": request.only, "--data-dir": request.data_dir}
+    flags["--jobs"] = request.jobs if request.jobs > 1 else None
     words += [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     return shlex.join(words)
 
@@ -189,7 +188,8 @@ class _Cuts:
 def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any]], console: Console) -> None:
     from ...report.study import study_report, write_study
 
-    report = study_report(study, rows, request.baseline or study.baseline or _plain(study), command_of(request))
+    whole = command_of(replace(request, only=None))
+    report = study_report(study, rows, request.baseline or study.baseline or _plain(study), whole)
     page = write_study(report, folder / study.name)
     if request.as_json:
         emit_json({"page": str(page), "results": str(folder / f"{study.name}.jsonl"), **report.as_json()})
