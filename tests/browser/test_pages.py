@@ -132,7 +132,7 @@ def test_fingers(chromium, comparison):
     hand.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     page.get_by_role("heading", name="Learning").tap()
     page.wait_for_function("before => document.querySelector('canvas').toDataURL() !== before", arg=before)
-    assert page.locator("#tip").is_hidden()
+    page.locator("#tip").wait_for(state="hidden")
     page.locator("#reset").tap()
     page.wait_for_function("before => document.querySelector('canvas').toDataURL() === before", arg=before)
     context.close()

@@ -36,6 +36,9 @@ const tip = {
   hide() { $("tip").hidden = true; },
 };
 
+// A finger has no place to leave to: touching anything else puts the words away.
+addEventListener("pointerdown", event => { if (!event.target.closest("canvas, svg")) tip.hide(); });
+
 const hidden = new Set();
 const view = new View();
 const timelines = new Map(), charts = new Map(), measures = new Map();
