@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup demo check test faults fuzz lint clean
 
 help:
-	@echo "make demo    train a small network with six methods on two processes and print one table"
+	@echo "make demo    DTRP, PETRA, LayerPipe and AuxNet beside bp, zb-h1 and pipedream on two processes: one table"
 	@echo "make check   lint and the fast tests: no ranks, no command line, no examples"
 	@echo "make test    ruff, mypy, import-linter, pytest: what must pass"
 	@echo "make faults  every fault of docs/faults.md, on real processes, and a table of what came of it"

@@ -31,15 +31,15 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 MARKED = re.compile(r"<!-- table: ([\w-]+) -->\n(.*?)<!-- end of table -->", re.S)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """Markdown; the first `words` columns are flush left.
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, *, prose: int = 0) -> str:
+    """Markdown; the first `words` and the last `prose` columns are flush left.
 
     >>> print(table(["a", "b"], [["x", "1"]]))
     | a | b |
     |---|---:|
     | x | 1 |
     """
-    rule = "".join("|---" if n < words else "|---:" for n in range(len(heads)))
+    rule = "".join("|---" if n < words or n >= len(heads) - prose else "|---:" for n in range(len(heads)))
     lines = ["| " + " | ".join(heads) + " |", rule + "|", *("| " + " | ".join(row) + " |" for row in rows)]
     return "\n".join(lines)
 
@@ -52,6 +52,29 @@ def ratio_rows(found: dict[str, Any]) -> list[list[str]]:
 
 def speed(found: dict[str, Any]) -> str:
     return table(["2 ranks, one thread each", "ratio to one process", "range", "rounds"], ratio_rows(found))
+
+
+def demo(found: dict[str, Any]) -> str:
+    """The rows of `make demo`, and below them its closing lines."""
+    rows = []
+    for row in found["rows"]:
+        lowest, highest = min(row["accuracies"]), max(row["accuracies"])
+        late = " / ".join(f"{value:.3g}" for value in row["staleness"])
+        predicted = " / ".join(f"{value:.3g}" for value in row["predicted"])
+        rows.append(
+            [
+                row["label"],
+                f"{row['ratio']:.2f}",
+                f"{row['accuracy']:.1%} ({100 * lowest:.1f} to {100 * highest:.1f})",
+                f"{row['bubble']:.0%}",
+                late if late == predicted else f"{late} (predicted {predicted})",
+                " / ".join(f"{value / 1e6:.1f}" for value in row["process_bytes"]),
+                row["sentence"],
+            ]
+        )
+    heads = ["method", "speed", "accuracy (range)", "bubble", "updates late", "kept per process, MB", "what to see"]
+    lines = "\n".join(f"- {line}" for line in found["closing"])
+    return f"{table(heads, rows, prose=1)}\n\n{lines}"
 
 
 def many_ranks(found: dict[str, Any]) -> str:
@@ -188,6 +211,7 @@ def scale_best(found: dict[str, Any]) -> str:
 
 #: Name of a table: the result file, and what makes the table of it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "demo": ("demo", demo),
     "speed": ("pipeline_speed", speed),
     "speed-gpt": ("pipeline_speed_gpt", speed),
     "speed-revnet": ("pipeline_speed_revnet20", speed),

@@ -29,7 +29,8 @@ MARKED = [page for page in tables.PAGES if tables.MARKED.search(page.read_text(e
 
 def test_the_readme_has_ratio_tables() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert {"speed", "accuracy-digits", "memory", "prediction"} <= {found[1] for found in tables.MARKED.finditer(text)}
+    there = {found[1] for found in tables.MARKED.finditer(text)}
+    assert {"demo", "speed", "accuracy-digits", "memory", "prediction"} <= there
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in MARKED])

@@ -361,3 +361,31 @@ def test_an_echo_mixes_in_the_gradient_at_the_true_state_of_the_batch_before():
     for found, true in zip(recorded[1].gradients, expected, strict=True):
         for a, b in zip(found, true, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-15)
+
+
+def test_the_graph_of_an_auxnet_counts_as_memory_of_its_stage() -> None:
+    """Once for each batch: a prediction that was corrected is gone."""
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+
+    def peaks(width: int, batches: int) -> list[int]:
+        model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 3))
+        wide = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 5))
+        with unlatch.parallelize(
+            model,
+            unlatch.methods.AuxNet(factory=lambda border: wide, border_norm=False, measure=1000),
+            stages=2,
+            split=["1"],
+            sample=(x, y),
+            loss_fn=nn.functional.cross_entropy,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+        ) as run:
+            for _ in range(batches):
+                run.step(x, y)
+            return [stage.peak_bytes for stage in run.statistics()]
+
+    small, large = peaks(10, 3), peaks(1010, 3)
+    assert large[0] == small[0]
+    # What tanh gives is kept once: 4 bytes for each of 8 samples and 1000 units.
+    assert large[1] - small[1] == 4 * 8 * 1000
+    assert peaks(1010, 1) == large

@@ -1,15 +1,16 @@
-"""`compare`, `export`, `bench`, and the demo: what can be done with finished runs."""
+"""`compare`, `export` and `bench`: what can be done with finished runs."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from unlatch import demo, models
+from unlatch import models
 from unlatch.report.comparison import comparison_table, rows_of
 from unlatch.report.record import Record
 
@@ -63,7 +64,28 @@ def test_seeds_are_drawn_together_and_ratios_taken_within_turns(tmp_path):
     assert base.ratio == 1.0
     assert fast.ratio == pytest.approx(1.8)
     assert fast.accuracy == pytest.approx(0.9)
-    assert "90.0% (80.0%)" in comparison_table([fast]).text()
+    assert "90.0% (80.0% to 100.0%)" in comparison_table([fast]).text()
+
+
+def test_every_row_may_have_a_baseline_of_its_own_and_a_sentence(tmp_path):
+    def run(speed, kept):
+        stages = [{"staleness": 1.0, "predicted_staleness": 1.0, "peak_bytes": b, "weight_copies": 0} for b in kept]
+        ranked = [{**stage, "rank": max(0, number - 1)} for number, stage in enumerate(stages)]
+        return Record(tmp_path, {"samples_per_second": speed, "accuracy": 0.9, "bubble": 0.1, "stages": ranked})
+
+    groups = {"base": [run(100, [1])], "twin": [run(50, [1])], "late": [run(80, [1000, 2000, 4000])]}
+    rows = rows_of(groups, {"base": "base", "twin": "twin", "late": "twin"})
+    assert [(row.ratio, row.baseline) for row in rows] == [(1.0, "base"), (1.0, "twin"), (1.6, "twin")]
+    assert rows[2].process_bytes == (3000, 4000)
+    assert rows_of(groups, {"late": "twin"})[0].ratio is None
+    spoken = [*rows[:2], replace(rows[2], sentence="Look here.")]
+    assert comparison_table(spoken).heads[-1] == "what to see"
+    assert "Look here." in comparison_table(spoken).text()
+    assert "Look here." not in comparison_table(spoken, sentences=False).text()
+    # Two stages share a process: memory is what the process had.
+    assert "peak kept per process" in comparison_table(rows).heads
+    assert "3.0 kB / 4.0 kB" in comparison_table(rows).text()
+    assert "peak kept per stage" in comparison_table(rows[:2]).heads
 
 
 def test_export_is_a_plain_state_dict(unlatch, two_runs, tmp_path):
@@ -140,20 +162,3 @@ def test_bench_on_two_processes(unlatch, conf):
     assert result.exit_code == 0, result.output
     assert "turn 1/1: bp, one process" in result.stdout
     assert re.search(r"1f1b +[\d,]+ ", result.stdout)
-
-
-def test_the_demo(tmp_path, capsys):
-    threads = torch.get_num_threads()
-    try:
-        demo.main(["--seeds", "2", "--seconds", "0", "--epochs", "1", "--methods", "1f1b,dtr"])
-    finally:
-        torch.set_num_threads(threads)
-    text = capsys.readouterr().out
-    rows = [line for line in text.splitlines() if re.match(r"(bp, 1 process|1f1b|dtr) +\d", line)]
-    assert len(rows) == 3
-    assert "no further seeds" in text
-    assert "1 / 0" in rows[2]
-    out = tmp_path / "runs" / "demo"
-    assert (out / "report.html").stat().st_size > 50_000
-    assert {path.name for path in (out / "figures").iterdir()} == {"curves.png", "timeline.png", "costs.png"}
-    assert (out / "dtr-seed0" / "checkpoints" / "latest" / "model.safetensors").exists()

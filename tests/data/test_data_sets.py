@@ -101,6 +101,21 @@ def test_no_digit_is_in_both_parts() -> None:
     assert not any(tuple(x.flatten().tolist()) in rows for x in test.x)
 
 
+def test_digits_can_be_enlarged() -> None:
+    (small, small_test), (large, large_test) = data.load("digits"), data.load("digits", size=24)
+    assert large.sample_shape == (1, 24, 24)
+    assert torch.equal(small.y, large.y)
+    assert torch.equal(small_test.y, large_test.y)
+    # The same pictures: the mean of nine pixels is near the one they came from.
+    back = torch.nn.functional.avg_pool2d(large.x, 3)
+    assert torch.corrcoef(torch.stack([back.flatten(), small.x.flatten()]))[0, 1] > 0.95
+    assert large.augment is not None
+    assert large.augment.pad == 3
+    for size in (0, 12, 8.0, True):
+        with pytest.raises(ConfigError, match=r"'digits': size is 8 or a multiple of it, got"):
+            data.load("digits", size=size)
+
+
 def test_border_of_shifted_digits_is_background() -> None:
     train, _ = data.load("digits")
     assert train.augment is not None

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from ..io.versions import versions
 from ..report.comparison import Row, comparison_table, rows_of
 from ..report.page import write_comparison
@@ -31,12 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for runs and report")
     parser.add_argument("--seeds", type=int, default=3, help="how often every method trains")
     parser.add_argument("--seconds", type=float, default=145.0, help="a seed that would end later is not begun")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--methods", help="some rows only: names separated by commas")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write rows and words as JSON")
     chosen = parser.parse_args(arguments)
     start = time.perf_counter()
-    entries = chosen_entries(None if chosen.methods is None else chosen.methods.split(","))
+    try:
+        entries = chosen_entries(None if chosen.methods is None else chosen.methods.split(","))
+    except ConfigError as error:
+        parser.error(str(error))
     groups, notes = train_in_turns(entries, chosen.seeds, chosen.epochs, chosen.out, start + chosen.seconds)
     rows = rows_of(groups, {entry.label: entry.baseline for entry in entries})
     found = {row.label: row for row in rows}

@@ -14,7 +14,7 @@ __all__ = ["ENTRIES", "PROCESSES", "Entry", "chosen_entries", "settings"]
 
 PROCESSES = 2
 NETWORK, TWIN = "resnet14", "revnet14"
-BASELINE_LABEL, TWIN_LABEL = f"{BASELINE}, 1 process", f"{BASELINE} of {TWIN}, 1 process"
+TWIN_LABEL = f"{BASELINE} of {TWIN}"
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Entry:
 
     **Arguments:**
 
-    - `look`: what to see, a sentence with fields: numbers of the row (`bubble`, `late`, `copies`, `kept`, `error`,
-      `accuracy`), the same of the row in `beside` (`other_kept`, ...), `notes` of how it was placed.
+    - `look`: what to see, a sentence with fields: numbers of the row (`ratio`, `bubble`, `late`, `copies`, `kept`,
+      `error`, `accuracy`), the same of the row in `beside` (`other_kept`, ...), `notes` of how it was placed.
     - `system`: its name in the closing lines, if it has one there.
     - `baseline`: the label of the row that its speed is a multiple of.
     - `beside`: the label of a row that it is to be compared with as well.
-    - `model`, `options`: the network, and options of the method.
+    - `model`, `options`: the network, and options of the method. Batches are small, so they are cut into micro-batches
+      only where the method lives by them; a delay of two updates is borne.
+    - `split`: where the network is cut, unless that is left to measurement.
     - `planned`: whether the method's own planner places it.
     - `same_cut`: whether it is cut where `beside` is.
     """
@@ -37,26 +39,28 @@ class Entry:
     method: str
     look: str
     system: str = ""
-    baseline: str = BASELINE_LABEL
+    baseline: str = BASELINE
     beside: str = ""
     model: str = NETWORK
     processes: int = PROCESSES
     options: dict[str, Any] = field(default_factory=dict)
+    split: tuple[str, ...] = ()
     planned: bool = False
     same_cut: bool = False
 
 
 ENTRIES = (
     Entry(
-        BASELINE_LABEL,
         BASELINE,
-        "the measure of all others: nothing waits, nothing is late, one process keeps the whole graph of a batch",
+        BASELINE,
+        "the measure of the others, in one process: nothing waits, nothing is late, the whole graph of a batch is kept",
         processes=1,
     ),
     Entry(
         "zb-h1",
         "zb-h1",
         "no gradient is late; in return the pipeline empties at every update, and a process waits {bubble} of the time",
+        options={"microbatches": 2},
     ),
     Entry(
         "pipedream",
@@ -71,16 +75,24 @@ ENTRIES = (
         system="DTRP",
         beside="pipedream",
     ),
-    Entry("layerpipe", "layerpipe", "{notes}", system="LayerPipe", beside="pipedream", planned=True),
     Entry(
-        "auxnet",
-        "auxnet",
-        "nothing is late: the upper half starts from an input that a small network predicts; it has to beat the row below",
-        system="AuxNet",
-        beside="auxnet, shallow",
+        "layerpipe",
+        "layerpipe",
+        "{notes}; {ratio} times the speed of one process, where whole stages under pipedream have {other_ratio}",
+        system="LayerPipe",
+        beside="pipedream",
+        options={"microbatches": 1},
+        planned=True,
     ),
     Entry(
-        "auxnet, shallow",
+        "auxnet",
+        "auxnet",
+        "nothing is late: the upper half starts from an input that a small network predicts; the next row is its rival",
+        system="AuxNet",
+        beside="auxnet shallow",
+    ),
+    Entry(
+        "auxnet shallow",
         "auxnet",
         "the small network and the upper half alone, the lower half left out: {accuracy}, where all of it has "
         "{other_accuracy}",
@@ -91,7 +103,7 @@ ENTRIES = (
     Entry(
         TWIN_LABEL,
         BASELINE,
-        "the same network with reversible blocks, the measure of the row below",
+        "the same network with reversible blocks, in one process: the measure of the row below",
         baseline=TWIN_LABEL,
         model=TWIN,
         processes=1,
@@ -99,12 +111,15 @@ ENTRIES = (
     Entry(
         "petra",
         "petra",
-        "activations are computed back instead of kept, {kept} in the fuller process where bp has {other_kept}; they "
-        "come out with an error of up to {error}",
+        "reversible blocks compute their activations back instead of keeping them, with a relative error of up to "
+        "{error}; the fuller process keeps {kept} where bp keeps {other_kept}",
         system="PETRA",
         baseline=TWIN_LABEL,
         beside=TWIN_LABEL,
         model=TWIN,
+        options={"microbatches": 1, "order": "1f1b"},
+        # The stem cannot be reversed: as a stage of its own it leaves one below the last that can.
+        split=("layer1.0", "layer2.0"),
     ),
 )
 
@@ -113,7 +128,7 @@ def chosen_entries(names: Sequence[str] | None) -> list[Entry]:
     """All rows, or those of some methods with the rows they are measured against.
 
     >>> [entry.label for entry in chosen_entries(["petra"])]
-    ['bp of revnet14, 1 process', 'petra']
+    ['bp of revnet14', 'petra']
     """
     if names is None:
         return list(ENTRIES)
@@ -127,14 +142,15 @@ def chosen_entries(names: Sequence[str] | None) -> list[Entry]:
 
 
 def settings(entry: Entry, epochs: int = 1) -> Config:
-    """A residual network on digits of 16x16, with the library's defaults for everything that concerns delay.
+    """A residual network on digits of 16x16.
 
-    Maps of this size keep a core busy for milliseconds, and few weights are quickly updated: what is seen is the method,
-    not the cost of small actions.
+    Maps of this size keep a core busy for milliseconds, and few weights are quickly updated: what is seen is the
+    method, not the cost of small actions.
 
     >>> settings(ENTRIES[1]).run.stages
     2
     """
+    cut = {"stages": len(entry.split) + 1, "split": entry.split} if entry.split else {"stages": entry.processes}
     return from_mapping(
         {
             "model": {"name": entry.model, "channels_last": True},
@@ -147,6 +163,6 @@ def settings(entry: Entry, epochs: int = 1) -> Config:
             },
             "method": {"name": entry.method, **entry.options},
             "optimizer": {"lr": 0.1},
-            "run": {"stages": entry.processes, "processes": entry.processes, "epochs": epochs},
+            "run": {**cut, "processes": entry.processes, "epochs": epochs},
         }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def train_in_turns(
                 record = _train(label, _seeded(prepared, seed), out, ranks)
                 groups[label].append(record)
                 accuracy, speed = record.summary["accuracy"], record.summary["samples_per_second"]
-                print(f"seed {seed}  {label:<24} {accuracy:6.1%} {speed:>7,.0f} samples/s", flush=True)
+                print(f"seed {seed}  {label:<26} {accuracy:6.1%} {speed:>7,.0f} samples/s", flush=True)
             longest = max(longest, time.perf_counter() - begin)
     planned = {entry.label: runs[entry.label].plan for entry in entries if entry.planned}
     return groups, {label: _placed(plan) for label, plan in planned.items()}
@@ -70,7 +70,7 @@ def _prepared(entries: Sequence[Entry], epochs: int, out: Path) -> dict[str, Pre
 
 
 def _planned(entry: Entry, config: Config, out: Path) -> Config:
-    """`unlatch plan CONF --method NAME -o PLAN`, and the settings with which `unlatch train CONF --plan PLAN` trains."""
+    """What `unlatch plan CONF --method NAME -o PLAN` and `unlatch train CONF --plan PLAN` do, up to the training."""
     conf, plan = out / f"{entry.label}.toml", out / f"{entry.label}-plan.json"
     conf.write_text(config.dump(), encoding="utf-8")
     wish = Wish(entry.method, PROCESSES, machine_of(math.inf, 0.0), {}).check()
@@ -88,9 +88,10 @@ def _placed(plan: Plan) -> str:
     for task in plan.tasks:
         homes.setdefault(task.layer, set()).add(task.device)
     apart = [plan.blocks[plan.starts[layer]] for layer, devices in sorted(homes.items()) if len(devices) > 1]
+    even = f"which balances the processes to {plan.balance:.0%}"
     if not apart:
-        return "the planner left the work of every layer together: nothing is gained here by taking it apart"
-    return f"the planner took the work of {', '.join(apart)} apart, forward and gradients on different processes"
+        return f"the planner found nothing to gain by taking layers apart and left each in one place, {even}"
+    return f"the planner put forward and gradients of {', '.join(apart)} on different processes, {even}"
 
 
 def _train(label: str, prepared: PreparedRun, out: Path, ranks: Ranks) -> Record:

@@ -77,9 +77,7 @@ def _ratio(speeds: Sequence[float | None], base: Sequence[float | None]) -> floa
     return _median([a / b if a and b else None for a, b in zip(speeds, base, strict=False)])
 
 
-def _row(
-    label: str, records: Sequence[Record], baseline: str | None, groups: Mapping[str, Sequence[Record]]
-) -> Row:
+def _row(label: str, records: Sequence[Record], baseline: str | None, groups: Mapping[str, Sequence[Record]]) -> Row:
     base = _speeds(groups[baseline]) if baseline is not None else []
     stages = [list(column) for column in zip(*(r.summary["stages"] for r in records), strict=False)]
     return Row(
@@ -119,9 +117,12 @@ def _median(values: Sequence[float | None]) -> float | None:
 def comparison_table(rows: Sequence[Row], first: str = "method", *, sentences: bool = True) -> Table:
     """The rows as text. Staleness and memory have one number per stage, the one nearest the data first.
 
+    Where processes have several stages each, memory is theirs.
+
     **Arguments:** `sentences`: whether what to see in the rows is a column, if it is said of any.
     """
     told = sentences and any(row.sentence for row in rows)
+    shared = any(1 < len(row.process_bytes) < len(row.peak_bytes) for row in rows)
     several = any(len(row.accuracies) > 1 for row in rows)
     reconstructs = any(error is not None for row in rows for error in row.input_errors)
     heads = (
@@ -132,7 +133,7 @@ def comparison_table(rows: Sequence[Row], first: str = "method", *, sentences: b
         "bubble",
         "staleness",
         "predicted",
-        "peak kept per stage",
+        "peak kept per process" if shared else "peak kept per stage",
         "old weights",
         *(("input error",) if reconstructs else ()),
         *(("what to see",) if told else ()),
@@ -146,7 +147,7 @@ def comparison_table(rows: Sequence[Row], first: str = "method", *, sentences: b
             number_text(row.bubble, ".0%"),
             " / ".join(f"{s:.3g}" for s in row.staleness) or "-",
             " / ".join(f"{s:.3g}" for s in row.predicted) or "-",
-            " / ".join(bytes_text(b) for b in row.peak_bytes) or "-",
+            " / ".join(bytes_text(b) for b in (row.process_bytes if shared else row.peak_bytes)) or "-",
             " / ".join(str(n) for n in row.weight_copies) or "-",
             *((" / ".join(number_text(e, ".2g") for e in row.input_errors) or "-",) if reconstructs else ()),
             *((row.sentence,) if told else ()),

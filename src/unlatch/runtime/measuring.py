@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from ..nn.chain import Block, StageChain
 from ..nn.inverse_check import check_blocks
@@ -41,6 +43,7 @@ class Measured:
         self._inverse_tolerance = inverse_tolerance
         self.inverse_checked = False
         self._known: dict[tuple[Any, ...], int] = {}
+        self._beside: dict[int, int] = {}
 
     def weighed(self, kept: Kept, nbytes: int) -> None:
         """Take note of the bytes that are kept of a micro-batch now."""
@@ -65,6 +68,25 @@ class Measured:
                 scale(t)
             known = self._known[shapes] = scale.total
         self.weighed(kept, known or 0)
+
+    @contextmanager
+    def weighing_beside(self, micro: int, nets: Iterable[nn.Module], inputs: Sequence[Tensor]) -> Iterator[None]:
+        """Weigh the graph that networks beside the stage make inside; it counts until `freed_beside`."""
+        shapes = ("beside", *_shapes(inputs))
+        scale = None
+        if shapes not in self._known:
+            scale = Scale(t for net in nets for t in (*net.parameters(), *net.buffers()))
+        with nullcontext() if scale is None else saved_tensors_hooks(partial(_passed, scale), _same):
+            yield
+        if scale is not None:
+            self._known[shapes] = scale.total
+        self._beside[micro] = self._known[shapes]
+        self.kept_bytes += self._beside[micro]
+        self.peak_bytes = max(self.peak_bytes, self.kept_bytes)
+
+    def freed_beside(self, micro: int) -> None:
+        """That graph is gone."""
+        self.kept_bytes -= self._beside.pop(micro, 0)
 
     @contextmanager
     def metering(self, tensors: Sequence[Tensor]) -> Iterator[None]:
@@ -119,6 +141,15 @@ class Observer(Protocol):
 
     def update(self, stage: Stage, divisor: float) -> None:
         """The gradients in `.grad` are about to be divided by `divisor` and applied."""
+
+
+def _passed(scale: Scale, t: Tensor) -> Tensor:
+    scale(t)
+    return t
+
+
+def _same(t: Tensor) -> Tensor:
+    return t
 
 
 def _shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

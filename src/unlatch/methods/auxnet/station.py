@@ -186,7 +186,9 @@ class BorderStation(Station):
         """Make the stage's input; the stage below is told."""
         assert self.source is not None
         now = self.under_way[micro.id]
-        now.lam = self.source.predict(micro, now.raw, keep=not self.replays)
+        nets = [trained.module for trained in self.source.trained().values()]
+        with self.stage.weighing_beside(micro.id, nets, flatten(now.raw.x)[0]):
+            now.lam = self.source.predict(micro, now.raw, keep=not self.replays)
         now.kappa = self.source.multiplier(now.raw)
         if callable(self.multiplier):
             now.kappa = given_multiplier(self.multiplier, self.index, now.raw, now.lam)
@@ -327,6 +329,7 @@ class BorderStation(Station):
         if now.x is not None and micro.ends and micro.update % self.method.measure == 0:
             self.records.append(measure_border(self.method, self.rule, values, micro.update))
         self.source.correct(micro, now.raw, values)
+        self.stage.freed_beside(micro.id)
         if self.method.echo != 0.0 and self.stage.last and now.x is not None:
             self._true_state = micro, now.raw, now.x
         self._count(micro)

@@ -283,6 +283,7 @@ function show(board) {
   drawCosts(runs, captions.costs);
   drawMeasures(runs, captions.measures);
   paragraphs($("closing"), board.closing);
+  $("short").hidden = $("closing").hidden;
   $("footer").replaceChildren(...(board.footer || []).map(text => made("div", {text})));
   $("footer").hidden = !(board.footer || []).length;
 }
