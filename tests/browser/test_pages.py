@@ -82,7 +82,7 @@ def test_timelines_zoom_move_and_tell(page, comparison):
     open_file(page, comparison)
     canvas = page.locator("canvas").first
     before = canvas.evaluate("canvas => canvas.toDataURL()")
-    canvas.hover(position={"x": 300, "y": 12})
+    canvas.hover(position={"x": 80, "y": 12})
     words = page.locator("#tip").inner_text()
     assert "stage 0" in words
     assert " ms" in words
@@ -113,6 +113,29 @@ def test_timelines_zoom_move_and_tell(page, comparison):
     is_new("wheel")
     page.keyboard.press("0")
     page.wait_for_function("before => document.querySelector('canvas').toDataURL() === before", arg=before)
+
+
+def test_fingers(chromium, comparison):
+    context = chromium.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    open_file(page, comparison)
+    canvas = page.locator("canvas").first
+    canvas.scroll_into_view_if_needed()
+    before = canvas.evaluate("canvas => canvas.toDataURL()")
+    canvas.tap(position={"x": 70, "y": 12})
+    assert page.locator("#tip").inner_text().split("\n")[1] == "stage 0"
+    box = canvas.bounding_box()
+    hand = context.new_cdp_session(page)
+    for kind, apart in (("touchStart", 20), ("touchMove", 60), ("touchMove", 110)):
+        fingers = [{"x": box["x"] + 200 + side * apart, "y": box["y"] + 12, "id": side + 1} for side in (-1, 1)]
+        hand.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
+    hand.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    page.get_by_role("heading", name="Learning").tap()
+    page.wait_for_function("before => document.querySelector('canvas').toDataURL() !== before", arg=before)
+    page.locator("#tip").wait_for(state="hidden")
+    page.locator("#reset").tap()
+    page.wait_for_function("before => document.querySelector('canvas').toDataURL() === before", arg=before)
+    context.close()
 
 
 def test_a_wheel_over_timelines_scrolls_the_page_unless_one_was_chosen(page, comparison):

@@ -77,7 +77,7 @@ def _stretch(ordered: Sequence[Span], pause: float) -> tuple[float, float]:
 def _start(ordered: Sequence[Span], stretch: tuple[float, float], length: float, round_time: float) -> float:
     """Where a window begins that lies in a stretch, without the start of the run if there is room.
 
-    Of those that begin with an action of the first device, it is the one near the midst whose rounds are as long as
+    Of those that begin with a forward of the first device, it is the one near the midst whose rounds are as long as
     usual: a machine that did something else for a moment is not what the method does.
     """
     begin, end = stretch
@@ -95,5 +95,6 @@ def _start(ordered: Sequence[Span], stretch: tuple[float, float], length: float,
         # Differences below half a round are everyday, and the midst counts more.
         return (int(2 * worst / round_time) if round_time > 0 else 0), abs(start - (earliest + latest) / 2)
 
-    starts = [float(span.start) for span in devices[0] if earliest <= span.start <= latest]
-    return min(starts, key=unusual, default=earliest)
+    inside = [span for span in devices[0] if earliest <= span.start <= latest]
+    forwards = [span for span in inside if cost_of(span.kind) == "forward"]
+    return min((float(span.start) for span in forwards or inside), key=unusual, default=earliest)

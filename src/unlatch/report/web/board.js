@@ -36,6 +36,9 @@ const tip = {
   hide() { $("tip").hidden = true; },
 };
 
+// A finger has no place to leave to: touching anything else puts the words away.
+addEventListener("pointerdown", event => { if (!event.target.closest("canvas, svg")) tip.hide(); });
+
 const hidden = new Set();
 const view = new View();
 const timelines = new Map(), charts = new Map(), measures = new Map();
@@ -283,6 +286,7 @@ function show(board) {
   drawCosts(runs, captions.costs);
   drawMeasures(runs, captions.measures);
   paragraphs($("closing"), board.closing);
+  $("short").hidden = $("closing").hidden;
   $("footer").replaceChildren(...(board.footer || []).map(text => made("div", {text})));
   $("footer").hidden = !(board.footer || []).length;
 }

@@ -66,7 +66,8 @@ class View {
     this.from = Math.max(Math.min(first, this.home[0]), Math.min(from, Math.max(last, this.home[1]) - length));
     this.to = this.from + length;
     this.moved = true;
-    for (const one of this.timelines) one.plan();
+    // The first time at once: whoever points at it before the next frame gets an answer.
+    for (const one of this.timelines) if (one.shownWidth) one.plan(); else one.draw();
   }
 
   zoom(factor, centre = (this.from + this.to) / 2) {
