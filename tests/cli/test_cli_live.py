@@ -85,6 +85,15 @@ def test_the_page_ends_with_a_run_that_is_killed(conf):
         command.ended()
 
 
+def test_ctrl_c_at_once_ends_the_run_and_its_page_in_good_order(conf):
+    with Command("train", conf, "--epochs", 1_000_000, "--out", "run", "--live") as command:
+        command.wait_until_it_says(URL.pattern)
+        command.send(signal.SIGINT, "group")
+        code, said = command.ended()
+    assert code == 130, said
+    assert "Traceback" not in said
+
+
 def test_show_ends_by_ctrl_c_with_code_0(tmp_path):
     for name in ("one", "two"):
         sum_up(begin_run(tmp_path / name, losses=3), steps=3)

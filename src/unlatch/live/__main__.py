@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from ..errors import ConfigError
+from ..transport.signals import REQUESTS
 from .document import Watch
 from .site import DOCUMENT, serving
 
@@ -24,9 +26,13 @@ _GRACE, _OTHERS = 5.0, 1.5
 def main() -> None:
     """Serve until standard input ends, and then until pages that are open know the end."""
     # Whoever stops the run stops all of its group; the run decides when it is over.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
-    watch = Watch([Path(folder) for folder in sys.argv[2:]], brief=True)
+    try:
+        watch = Watch([Path(folder) for folder in sys.argv[2:]], brief=True)
+    except ConfigError:
+        # It was stopped before there was anything to keep: its folder is gone already.
+        return
     with serving(socket.socket(fileno=int(sys.argv[1])), watch) as server:
         said = sys.stdin.read()
         last = server.asked(DOCUMENT)

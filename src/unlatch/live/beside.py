@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from ..errors import UnlatchError
+from ..transport.signals import REQUESTS
 from .server import LOOPBACK, listening
 
 __all__ = ["PageBeside"]
@@ -35,19 +37,25 @@ class PageBeside:
         self._process: subprocess.Popen[str] | None = None
 
     def show(self, *folders: Path) -> None:
-        """Begin to serve, when there are folders of runs."""
+        """Begin to serve, when there are folders of runs; one that is named twice is shown once."""
         assert self._listener is not None
         number = self._listener.fileno()
+        shown = {folder.resolve(): str(folder) for folder in folders}.values()
         # The same modules as here, wherever these were found, and none that happens to lie where the user is.
         searched = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __package__, str(number), *map(str, folders)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(number,),
-            env={**os.environ, "PYTHONPATH": searched},
-            text=True,
-        )
+        # It is deaf to requests to stop, which reach the whole group, from its first moment on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __package__, str(number), *shown],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(number,),
+                env={**os.environ, "PYTHONPATH": searched},
+                text=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # Nobody waits for it: a browser that comes earlier is kept by the system until there is an answer.
         self._listener.close()
         self._listener = None
