@@ -87,7 +87,7 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with a name, or with names of options of `load`, as far as it shows without reading anything.
 
     >>> problems("digits", {"sead": 1})
-    ["data set 'digits': there is no option 'sead'. Did you mean 'seed'? Its options: seed"]
+    ["data set 'digits': there is no option 'sead'. Did you mean 'seed'? Its options: seed, size"]
     """
     own = [option for option in options if option not in inspect.signature(load).parameters]
     try:
