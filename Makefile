@@ -4,10 +4,15 @@ BIN    := $(VENV)/bin
 PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 
+# One more than two cores: many tests wait for processes of their own.
+WORKERS ?= 3
+
 # Pass more options with `make test PYTEST_ARGS="-k dtrp -x"`.
 PYTEST_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of interpreters: each would compile the library anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo docs check test faults fuzz lint clean
@@ -52,7 +57,7 @@ check: $(STAMP)
 test: $(STAMP)
 	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS) || status=1; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
 # With the tests elsewhere that try a fault. UNLATCH_FAULT_TABLE=table.md writes the table down as well.

@@ -37,7 +37,8 @@ RUNS = ("run", "whole")
 
 
 @pytest.mark.parametrize(
-    "method", ["bp", "pipedream", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("layerpipe", "petra"))]
+    "method",
+    ["pipedream", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bp", "layerpipe", "petra"))],
 )
 def test_a_killed_rank(unlatch, conf, cut, method):
     flags = flags_of(method, cut)

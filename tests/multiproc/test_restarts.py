@@ -120,7 +120,9 @@ def test_a_restarted_session_ends_with_the_weights_of_an_undisturbed_one(tmp_pat
     assert all(differences(expected, outcome) == [] for outcome in found)
 
 
-@pytest.mark.parametrize("method", ["bp", "dtrp", "petra"])
+@pytest.mark.parametrize(
+    "method", ["dtrp", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bp", "petra"))]
+)
 def test_torchrun_restarts(tmp_path, method):
     """The recipe of docs/deploy.md. torchrun keeps its store between starts, with all that the dead wrote there."""
     done = run_script(
