@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -174,10 +173,10 @@ def test_killed_with_two_jobs_it_goes_on_with_one_to_the_same_results(study, com
 
 
 def test_a_request_to_stop_says_how_to_go_on(study):
-    path = study(CASES.replace("1f1b", "gpipe"), "seeds = 3", '[model]\nname = "mlp"\n[run]\nepochs = 200\n')
+    path = study(CASES.replace("1f1b", "gpipe"), "seeds = 3", '[model]\nname = "mlp"\n[run]\nepochs = 100_000\n')
     with Command("compare", path, "--jobs", 2) as command:
-        command.wait_until_it_says(r"0 of 9 runs are done")
-        time.sleep(1.0)
+        # As early as can be: the interpreters of the jobs are still starting.
+        command.wait_until(command.ranks, "no job begins")
         command.send(signal.SIGINT, "group")
         code, said = command.ended()
     assert code == 130

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from ..errors import ConfigError
 from .document import Watch
 from .site import DOCUMENT, serving
 
@@ -23,10 +24,15 @@ _GRACE, _OTHERS = 5.0, 1.5
 
 def main() -> None:
     """Serve until standard input ends, and then until pages that are open know the end."""
-    # Whoever stops the run stops all of its group; the run decides when it is over.
+    # Whoever stops the run may stop all that it started; the run decides when it is over.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    watch = Watch([Path(folder) for folder in sys.argv[2:]], brief=True)
+    folders = [Path(folder) for folder in sys.argv[2:]]
+    try:
+        watch = Watch(folders, brief=True)
+    except ConfigError as error:
+        # A run that ends before it has anything to keep takes its folder along, perhaps before this began.
+        sys.exit(f"the page: {error}" if folders[0].exists() else 0)
     with serving(socket.socket(fileno=int(sys.argv[1])), watch) as server:
         said = sys.stdin.read()
         last = server.asked(DOCUMENT)

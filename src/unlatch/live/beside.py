@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UnlatchError
+from ..io.run_folder import names_apart
 from .server import LOOPBACK, listening
 
 __all__ = ["PageBeside"]
@@ -37,6 +38,7 @@ class PageBeside:
     def show(self, *folders: Path) -> None:
         """Begin to serve, when there are folders of runs."""
         assert self._listener is not None
+        names_apart(folders)  # the same one twice is refused here, where somebody hears of it
         number = self._listener.fileno()
         # The same modules as here, wherever these were found, and none that happens to lie where the user is.
         searched = os.pathsep.join(path for path in sys.path if path)
@@ -46,6 +48,8 @@ class PageBeside:
             stdout=subprocess.DEVNULL,
             pass_fds=(number,),
             env={**os.environ, "PYTHONPATH": searched},
+            # Ctrl-C goes to the whole group, and an interpreter that is just starting would answer with a traceback.
+            process_group=0,
             text=True,
         )
         # Nobody waits for it: a browser that comes earlier is kept by the system until there is an answer.
