@@ -135,6 +135,20 @@ def test_a_cut_by_measured_times_is_the_same_for_all_seeds(study, compare, lines
     assert [row["split"] for row in lines()] == [*cuts.values()] * 2
 
 
+def test_a_measure_that_no_run_reports_ends_a_study_with_its_first_run(study, compare, lines):
+    cases = '[[case]]\nlabel = "bp"\n'
+    for _ in range(2):
+        result = compare(study(cases, 'seeds = 3\nmeasure = "acuracy"'))
+        assert result.exit_code == 2
+        assert "runs report no 'acuracy'; did you mean 'accuracy'?" in result.output
+    assert len(lines()) == 2
+    with Path("results/small.jsonl").open("a") as file:
+        file.write('{"note": "of somebody else"}\n')
+    result = compare(study(cases, "seeds = 3"))
+    assert result.exit_code == 0, result.output
+    assert "2 of 3 runs are done" in result.stdout
+
+
 def test_missing_data_end_a_study_before_it_begins(study, compare):
     result = compare(study('[[case]]\nlabel = "a"\ndata.name = "cifar10"\ndata.dir = "nowhere"\n'))
     assert result.exit_code == 2
