@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from unlatch.config.study import load_study
 from unlatch.io.results import read_results
-from unlatch.report.paired import paired
+from unlatch.report.paired import ENOUGH, paired
 from unlatch.report.study import study_report
 
 ROOT = Path(__file__).parents[1]
@@ -352,7 +352,7 @@ def _won(found: dict[str, Any]) -> dict[str, int]:
 def _by(*keys_and_found: Any) -> dict[str, Any]:
     """Rows by what is in some columns. Fewer than three seeds are no result."""
     *keys, found = keys_and_found
-    return {", K=".join(str(row[key]) for key in keys): row for row in found["rows"] if row["seeds"] >= 3}
+    return {", K=".join(str(row[key]) for key in keys): row for row in found["rows"] if row["seeds"] >= ENOUGH}
 
 
 def decisions(results: Path) -> str:
@@ -401,14 +401,15 @@ METHOD_ROWS = (
 
 
 def method_table(results: Path) -> str:
-    """Every method with what has been measured of it; a cell without a result stays empty."""
+    """Every method with what has been measured of it; a cell without a result stays empty, as with too few seeds."""
 
     def found(file: str) -> dict[str, Any]:
         path = results / f"{file}.json"
         loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return loaded
 
-    accuracy = {row["method"]: row for row in found("accuracy_digits").get("rows", []) if row["stages"] == 2}
+    digits = (row for row in found("accuracy_digits").get("rows", []) if row["stages"] == 2)
+    accuracy = {row["method"]: row for row in digits if row["seeds"] >= ENOUGH}
     speed = found("pipeline_speed").get("ratio", {})
     demo = {row["label"]: row for row in found("demo").get("rows", [])}
     rows = []
@@ -416,7 +417,9 @@ def method_table(results: Path) -> str:
         points = pace = held = ""
         if name in demo:
             row, base = demo[name], demo[demo[name]["baseline"]]
-            points, pace = f"{100 * (row['accuracy'] - base['accuracy']):+.1f} (demo)", f"{row['ratio']:.2f} (demo)"
+            pace = f"{row['ratio']:.2f} (demo)"
+            if min(len(row["accuracies"]), len(base["accuracies"])) >= ENOUGH:
+                points = f"{100 * (row['accuracy'] - base['accuracy']):+.1f} (demo)"
             held = f"{max(row['process_bytes']) / max(base['process_bytes']):.2f}"
         if name in accuracy:
             points = f"{accuracy[name]['difference']:+.1f}"

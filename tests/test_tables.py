@@ -43,6 +43,11 @@ def test_the_table_of_methods_has_them_all_and_invents_nothing(tmp_path: Path) -
     assert sorted(name for name, *_ in tables.METHOD_ROWS) == sorted(methods.names())
     unmeasured = tables.made("methods", tmp_path).splitlines()[2:]
     assert all(line.endswith(" |  |  |  |") for line in unmeasured)
+    row = {"method": "fdg", "stages": 2, "difference": 0.5}
+    for seeds in (2, 3):
+        (tmp_path / "accuracy_digits.json").write_text(json.dumps({"rows": [{**row, "seeds": seeds}]}))
+        assert ("| +0.5 |" in tables.made("methods", tmp_path)) == (seeds == 3)
+    (tmp_path / "accuracy_digits.json").unlink()
     (tmp_path / "pipeline_speed.json").write_text(json.dumps({"ratio": {"fdg": {"median": 1.5}}}))
     measured = [line for line in tables.made("methods", tmp_path).splitlines()[2:] if line not in unmeasured]
     assert [line.split("|")[1:8:5] for line in measured] == [[" [`fdg`](docs/methods/fdg-adl.md) ", " 1.50 "]]

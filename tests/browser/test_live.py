@@ -65,6 +65,7 @@ def test_runs_beside_each_other_move_on_one_page(page, tmp_path):
             tell(held.path, rank, notes=["<b>slow</b>"])
         with serving(listening(), Watch([held.path, other])) as server:
             page.goto(server.url)
+            page.locator(".card").first.wait_for()
             assert page.locator(".card .status.running").count() == 1
             assert page.locator(".card .status.finished").count() == 1
             assert page.locator("h3", has_text="<img src=x onerror=alert(1)>").count() >= 1

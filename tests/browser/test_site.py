@@ -43,7 +43,8 @@ def test_the_site_opens_from_a_disk(site: Path, page: Page) -> None:
     open_file(page, site / "index.html")
     page.locator(".sidebar-tree").get_by_role("link", name="Methods", exact=True).click()
     page.locator("article").get_by_role("link", name="dtr, dtrp").first.click()
-    assert page.locator("h1").inner_text().startswith("dtr, dtrp: re-computation")
+    page.locator("h1", has_text=re.compile("^dtr, dtrp: re-computation")).wait_for()
+    page.wait_for_load_state()  # a click does not wait for pictures
     drawn = page.locator('img[src$="dtr-dtrp.svg"]')
     assert drawn.evaluate("image => image.complete && image.naturalWidth > 300")
 

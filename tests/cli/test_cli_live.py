@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from commands import Command, same_weights
 from run_folders import begin_run, sum_up
-from scripts import wait_until
+from scripts import environment, wait_until
 from unlatch.live.server import listening
 
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)/")
@@ -79,10 +81,20 @@ def test_the_page_ends_with_a_run_that_is_killed(conf):
         port = URL.search(command.said())[1]
         command.wait_until(lambda: document(port)["runs"][0]["status"] == "running", "it does not train")
         os.kill(command.process.pid, signal.SIGKILL)
-        # Pages that are open learn of it before the server goes.
-        wait_until(lambda: document(port)["live"]["closes"], "the server does not notice")
-        assert document(port)["runs"][0]["status"] == "lost"
+        # Pages that are open learn of it before the server goes, which it does as soon as they have.
+        found: dict = {}
+        wait_until(lambda: found.update(document(port)) or found["live"]["closes"], "the server does not notice")
+        assert found["runs"][0]["status"] == "lost"
         command.ended()
+
+
+def test_a_run_that_has_gone_before_its_page_begins_is_no_news(tmp_path):
+    with listening() as listener:
+        begin = (sys.executable, "-m", "unlatch.live", str(listener.fileno()), str(tmp_path / "gone"))
+        done = subprocess.run(
+            begin, env=environment(), pass_fds=(listener.fileno(),), input="", capture_output=True, text=True
+        )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_ctrl_c_at_once_ends_the_run_and_its_page_in_good_order(conf):

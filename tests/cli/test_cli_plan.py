@@ -346,9 +346,15 @@ def test_a_plan_by_measured_costs_counts_what_this_machine_takes_for_actions_and
     """A perceptron on two processes is slower than in one: every method was promised a speed-up."""
     flags = ("plan", conf, "--devices", 2, "--json")
     found = json.loads(unlatch(*flags).stdout)
+    assert found["measured"].pop("latency") >= 0
     assert min(found["measured"].values()) > 0
     assert not found["pays"]
     ideal = json.loads(unlatch(*flags, "--ideal").stdout)
     assert ideal["pays"]
     assert "measured" not in ideal
     assert "no method pays here" in unlatch(*flags[:-1]).stdout
+    # Links that were asked for are not called measured, and one without a limit is no number of JSON.
+    text = unlatch(*flags, "--latency", "0.001").stdout
+    given = json.loads(text, parse_constant=pytest.fail)
+    assert set(given["measured"]) == {"action", "update"}
+    assert given["links"] == {"bandwidth": None, "latency": 0.001}

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -136,6 +135,20 @@ def test_a_cut_by_measured_times_is_the_same_for_all_seeds(study, compare, lines
     assert [row["split"] for row in lines()] == [*cuts.values()] * 2
 
 
+def test_a_measure_that_no_run_reports_ends_a_study_with_its_first_run(study, compare, lines):
+    cases = '[[case]]\nlabel = "bp"\n'
+    for _ in range(2):
+        result = compare(study(cases, 'seeds = 3\nmeasure = "acuracy"'))
+        assert result.exit_code == 2
+        assert "runs report no 'acuracy'; did you mean 'accuracy'?" in result.output
+    assert len(lines()) == 2
+    with Path("results/small.jsonl").open("a") as file:
+        file.write('{"note": "of somebody else"}\n')
+    result = compare(study(cases, "seeds = 3"))
+    assert result.exit_code == 0, result.output
+    assert "2 of 3 runs are done" in result.stdout
+
+
 def test_missing_data_end_a_study_before_it_begins(study, compare):
     result = compare(study('[[case]]\nlabel = "a"\ndata.name = "cifar10"\ndata.dir = "nowhere"\n'))
     assert result.exit_code == 2
@@ -154,9 +167,11 @@ def test_a_run_that_fails_is_a_line_and_is_tried_again(study, compare, lines):
 
 
 def test_killed_with_two_jobs_it_goes_on_with_one_to_the_same_results(study, compare, lines):
-    path = study(CASES, "seeds = 3")
+    # Long enough for the kill to come before the last of them, on a busy machine too.
+    common = '[model]\nname = "mlp"\nwidths = [64, 32, 10]\n[data]\nsubset = 512\n[run]\nepochs = 6\n'
+    path = study(CASES, "seeds = 3", common)
     with Command("compare", path, "--out", "killed", "--jobs", 2) as command:
-        command.wait_until_it_says(r"2/9 ")
+        command.wait_until_it_says(r"1/9 ")
         os.kill(command.process.pid, signal.SIGKILL)
         assert command.ended()[0] == -signal.SIGKILL  # and no job outlives it
     done = Path("killed/small.jsonl").read_bytes()
@@ -174,10 +189,10 @@ def test_killed_with_two_jobs_it_goes_on_with_one_to_the_same_results(study, com
 
 
 def test_a_request_to_stop_says_how_to_go_on(study):
-    path = study(CASES.replace("1f1b", "gpipe"), "seeds = 3", '[model]\nname = "mlp"\n[run]\nepochs = 200\n')
+    path = study(CASES.replace("1f1b", "gpipe"), "seeds = 3", '[model]\nname = "mlp"\n[run]\nepochs = 100_000\n')
     with Command("compare", path, "--jobs", 2) as command:
-        command.wait_until_it_says(r"0 of 9 runs are done")
-        time.sleep(1.0)
+        # As early as can be: the interpreters of the jobs are still starting.
+        command.wait_until(command.ranks, "no job begins")
         command.send(signal.SIGINT, "group")
         code, said = command.ended()
     assert code == 130

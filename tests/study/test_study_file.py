@@ -92,6 +92,8 @@ A = '[[case]]\nlabel = "a"\n'
         ("", A, r"study.seeds: missing"),
         ("seeds = []", A, r"study.seeds: no seeds, so nothing would be run"),
         ("seeds = 0", A, r"study.seeds: no seeds"),
+        ("seeds = 2000", A, r"study.seeds: expected how many, at most 1,000, or a list of them, got 2000"),
+        ("seeds = -1", A, r"study.seeds: expected how many, at most 1,000, or a list of them, got -1"),
         ("seeds = [1, 1]", A, r"study.seeds: a seed is listed twice"),
         ('seeds = "three"', A, r"study.seeds: expected how many, as in seeds = 3"),
         ("seeds = 2\nbase = 1", A, r"unknown key 'study.base'; did you mean 'study.baseline'"),

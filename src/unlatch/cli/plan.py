@@ -81,13 +81,16 @@ def command(
             "links of this bandwidth and latency are counted in the plan; training uses the links of its machine"
         )
     if measured:
-        found = {"action": wish.machine.action, "update": layers.update}
-        answer["measured"] = found | {"bandwidth": wish.channel.bandwidth, "latency": wish.channel.latency}
-        lines.append(
+        answer["measured"] = {"action": wish.machine.action, "update": layers.update}
+        line = (
             f"measured here: an action takes {1e6 * wish.machine.action:.0f} us beside its work, an update of all "
-            f"weights {1e3 * (layers.update or 0):.2f} ms, a message {1e6 * wish.channel.latency:.0f} us and its bytes "
-            f"{wish.channel.bandwidth / 1e9:.2f} GB/s"
+            f"weights {1e3 * (layers.update or 0):.2f} ms"
         )
+        if machine.channel == FREE:
+            answer["measured"] |= {"bandwidth": wish.channel.bandwidth, "latency": wish.channel.latency}
+            link = f"{1e6 * wish.channel.latency:.0f} us and its bytes {wish.channel.bandwidth / 1e9:.2f} GB/s"
+            line += f", a message {link}"
+        lines.append(line)
     if out is not None:
         out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -39,19 +40,21 @@ def command(
     from ..live.site import serving
 
     watch = Watch(runs)
-    with serving(listening(port or 0), watch) as server:
-        people().print(f"{watch.title}: {server.url} (Ctrl-C ends it)")
-        sys.stdout.flush()
-        if browser and _has_display():
-            import webbrowser
+    try:
+        with serving(listening(port or 0), watch) as server:
+            people().print(f"{watch.title}: {server.url} (Ctrl-C ends it)")
+            sys.stdout.flush()
+            if browser and _has_display():
+                import webbrowser
 
-            webbrowser.open(server.url)
-        try:
-            signal.pause()
-        except Interrupted as request:
-            # Ctrl-C is how it is meant to end.
-            if request.number != signal.SIGINT:
-                raise
+                webbrowser.open(server.url)
+            while True:
+                # Not for ever at once: a signal just before it begins, or to another thread, does not wake it.
+                time.sleep(0.5)
+    except Interrupted as request:
+        # Ctrl-C is how it is meant to end.
+        if request.number != signal.SIGINT:
+            raise
 
 
 def _has_display() -> bool:

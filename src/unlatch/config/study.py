@@ -63,7 +63,9 @@ class StudySettings(Section):
     @classmethod
     def _seeds(cls, given: Any) -> Any:
         if isinstance(given, int) and not isinstance(given, bool):
-            given = list(range(given)) if 0 <= given <= _MOST_CASES else [given]
+            if not 0 <= given <= _MOST_CASES:
+                raise ValueError(f"expected how many, at most {_MOST_CASES:,}, or a list of them, got {given}")
+            given = list(range(given))
         if not isinstance(given, list | tuple):
             raise ValueError(f"expected how many, as in seeds = 3, or a list of them, got {given!r}")
         if not given:

@@ -28,11 +28,12 @@ def main() -> None:
     # Whoever stops the run stops all of its group; the run decides when it is over.
     for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
+    folders = [Path(folder) for folder in sys.argv[2:]]
     try:
-        watch = Watch([Path(folder) for folder in sys.argv[2:]], brief=True)
-    except ConfigError:
-        # It was stopped before there was anything to keep: its folder is gone already.
-        return
+        watch = Watch(folders, brief=True)
+    except ConfigError as error:
+        # A run that is stopped before there is anything to keep takes its folder along, perhaps before this began.
+        sys.exit(f"the page: {error}" if folders[0].exists() else 0)
     with serving(socket.socket(fileno=int(sys.argv[1])), watch) as server:
         said = sys.stdin.read()
         last = server.asked(DOCUMENT)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from ..errors import UnlatchError
-from ..transport.signals import REQUESTS
+from ..transport.signals import held_back
 from .server import LOOPBACK, listening
 
 __all__ = ["PageBeside"]
@@ -44,8 +43,7 @@ class PageBeside:
         # The same modules as here, wherever these were found, and none that happens to lie where the user is.
         searched = os.pathsep.join(path for path in sys.path if path)
         # It is deaf to requests to stop, which reach the whole group, from its first moment on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-        try:
+        with held_back():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __package__, str(number), *shown],
                 stdin=subprocess.PIPE,
@@ -54,8 +52,6 @@ class PageBeside:
                 env={**os.environ, "PYTHONPATH": searched},
                 text=True,
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # Nobody waits for it: a browser that comes earlier is kept by the system until there is an answer.
         self._listener.close()
         self._listener = None

@@ -351,7 +351,7 @@ def study_report(study: Study, lines: Sequence[Line], baseline: str, command: st
 
     **Arguments:** `baseline`: the label of the case that those without a baseline of their own are compared with.
     """
-    newest = {line["digest"]: line for line in lines}
+    newest = {line["digest"]: line for line in lines if "digest" in line}
     # Cases with the same settings and the same baseline are one row; with another baseline, another question.
     rows: dict[tuple[str, ...], list[str]] = {}
     for case in study.cases:

@@ -39,7 +39,7 @@ import torch
 
 from .parcel import starting_interpreters
 from .rank import Place, killed_by_the_kernel, serve
-from .signals import REQUESTS
+from .signals import held_back
 
 __all__ = ["Nursery", "Worker"]
 
@@ -109,8 +109,8 @@ class Nursery:
             preparation = spawn.get_preparation_data("")
         arguments = (theirs, told, list(places), preparation)
         interpreter = context.Process(target=_tend, args=arguments, name="unlatch-nursery", daemon=False)
-        with starting_interpreters(main=False):
-            _start(interpreter)
+        with starting_interpreters(main=False), held_back():
+            interpreter.start()
         self._interpreter = interpreter
         for end in (*theirs, told):
             end.close()
@@ -124,7 +124,8 @@ class Nursery:
             for place in places:
                 ours, theirs = context.Pipe()
                 worker = context.Process(target=serve, args=(theirs, place), name=_name(place), daemon=False)
-                _start(worker)
+                with held_back():
+                    worker.start()
                 theirs.close()
                 self.lines.append(ours)
                 self.workers.append(worker)
@@ -240,15 +241,6 @@ _adopting = _Adopting()
 
 def _prctl(option: int, value: int) -> int:
     return int(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0))
-
-
-def _start(interpreter: BaseProcess) -> None:
-    # A child inherits what is blocked, and hears of it when it can handle it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-    try:
-        interpreter.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _name(place: Place) -> str:

@@ -18,7 +18,7 @@ from types import FrameType
 from ..errors import Interrupted
 from .reports import report
 
-__all__ = ["REQUESTS", "handling", "heeding_signals", "interrupt"]
+__all__ = ["REQUESTS", "handling", "heeding_signals", "held_back", "interrupt"]
 
 #: Signals that ask a process to end.
 REQUESTS = (signal.SIGINT, signal.SIGTERM)
@@ -32,6 +32,19 @@ def interrupt(number: int, frame: FrameType | None = None) -> None:
     `Ranks` puts its own in its place while there are ranks to think of.
     """
     raise Interrupted(number)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Inside, requests wait. A process that is started there inherits that: it hears of them when it can handle them.
+
+    Without it, one that comes while its interpreter starts ends it with a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ...io.json_file import read_json
 from ...io.results import Results, read_results
 from ...lookup import also_searched, search_also
 from ...methods import BASELINE
+from ...problems import hint
 from ...table import Table
 from ..console import emit_json, people
 from ..prepare import loaders, prepare
@@ -68,6 +69,10 @@ def conduct(request: Request) -> None:
             request_to_stop.add_note(f"{left} of {len(wanted)} runs are left; go on with: {command_of(request)}")
             raise
         rows = list(results.rows)
+    asked = {run.digest for run in wanted}
+    for row in rows:
+        if row.get("digest") in asked:
+            _check_measure(study, row)
     _show(request, study, folder, rows, console)
 
 
@@ -105,7 +110,18 @@ def _wanted(study: Study, only: str | None) -> list[PlannedRun]:
 
 def _settled(rows: list[dict[str, Any]]) -> set[str]:
     """What need not be done again: runs that came to their end or diverged. One that failed may do so no longer."""
-    return {row["digest"] for row in rows if row.get("status") in ("finished", "diverged")}
+    return {row["digest"] for row in rows if row.get("status") in ("finished", "diverged") and "digest" in row}
+
+
+def _check_measure(study: Study, row: dict[str, Any]) -> None:
+    """What a study compares by must be among what runs report; the first one that ends tells."""
+    known = row.get("evaluation") or {}
+    if row.get("status") == "finished" and study.measure not in known:
+        names = ", ".join(name for name in known if name != "samples")
+        raise ConfigError(
+            f"study.measure: runs report no {study.measure!r}{hint(study.measure, known)}; there are: {names}. What "
+            "has been run is kept: correct it and go on with the same command"
+        )
 
 
 def _announce(console: Console, study: Study, wanted: list[PlannedRun], rows: list[dict[str, Any]]) -> None:
@@ -137,6 +153,7 @@ def _do(request: Request, study: Study, missing: list[PlannedRun], results: Resu
                     raise Interrupted(row["signal"])
                 results.add({**row, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
                 progress.done(row)
+                _check_measure(study, row)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

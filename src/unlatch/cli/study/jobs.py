@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from ...transport.signals import REQUESTS, held_back
 from .run import Job, perform
 
 __all__ = ["performed"]
@@ -50,7 +51,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.line, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-        self._process.start()
+        with held_back():
+            self._process.start()
         theirs.close()
         self.job: Job | None = None
         self.alive = True
@@ -82,8 +84,9 @@ class _Worker:
 
 def _serve(line: Connection, parent: int) -> None:
     """The life of a worker: it hears requests to stop only while a run heeds them, and never outlives its parent."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
