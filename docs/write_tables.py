@@ -408,8 +408,7 @@ def method_table(results: Path) -> str:
         loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return loaded
 
-    digits = (row for row in found("accuracy_digits").get("rows", []) if row["stages"] == 2)
-    accuracy = {row["method"]: row for row in digits if row["seeds"] >= ENOUGH}
+    accuracy = _points("digits-methods", results.parents[1] / "studies")
     speed = found("pipeline_speed").get("ratio", {})
     demo = {row["label"]: row for row in found("demo").get("rows", [])}
     rows = []
@@ -421,15 +420,29 @@ def method_table(results: Path) -> str:
             if min(len(row["accuracies"]), len(base["accuracies"])) >= ENOUGH:
                 points = f"{100 * (row['accuracy'] - base['accuracy']):+.1f} (demo)"
             held = f"{max(row['process_bytes']) / max(base['process_bytes']):.2f}"
-        if name in accuracy:
-            points = f"{accuracy[name]['difference']:+.1f}"
+        # Cases of methods that need other data or another network say so behind the number of stages.
+        for case in (f"{name}, K=2", f"{name}, K=2, not augmented"):
+            if case in accuracy:
+                points = f"{accuracy[case]:+.1f}"
         if name in speed:
             pace = f"{speed[name]['median']:.2f}"
         rows.append([f"[`{name}`](docs/methods/{page}.md)", idea, delay, kept, points, pace, held])
     heads = ["method", "idea", "delay", "kept of a micro-batch", "accuracy", "speed", "memory"]
-    commands = [found(file).get("command") for file in ("accuracy_digits", "pipeline_speed", "demo")]
+    commands = [found(file).get("command") for file in ("pipeline_speed", "demo")]
+    commands += ["unlatch compare studies/digits-methods.toml"] if accuracy else []
     told = ", ".join(f"`{command}`" for command in commands if command)
     return table(heads, rows, words=4) + (f"\n\nFrom {told}." if told else "")
+
+
+def _points(name: str, studies: Path) -> dict[str, float]:
+    """Points that the cases of a study are above their baseline, where that is a result."""
+    lines = read_results(studies / "results" / f"{name}.jsonl")
+    if not lines:
+        return {}
+    asked = load_study(studies / f"{name}.toml")
+    report = study_report(asked, lines, asked.baseline or asked.cases[0].label, "")
+    rows = [row for row in report.numbers() if row["is_result"] and row["difference"] is not None]
+    return {row["case"]: 100 * row["difference"] for row in rows}
 
 
 #: Tables made of several result files.

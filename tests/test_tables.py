@@ -41,15 +41,23 @@ def test_the_readme_has_the_headlines_and_the_page_of_results_has_all() -> None:
 
 def test_the_table_of_methods_has_them_all_and_invents_nothing(tmp_path: Path) -> None:
     assert sorted(name for name, *_ in tables.METHOD_ROWS) == sorted(methods.names())
-    unmeasured = tables.made("methods", tmp_path).splitlines()[2:]
+    results, studies = tmp_path / "benchmarks" / "results", tmp_path / "studies"
+    results.mkdir(parents=True)
+    (studies / "results").mkdir(parents=True)
+    unmeasured = tables.made("methods", results).splitlines()[2:]
     assert all(line.endswith(" |  |  |  |") for line in unmeasured)
-    row = {"method": "fdg", "stages": 2, "difference": 0.5}
+    cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "fdg, K=2"\nmethod.name = "fdg"\nrun.stages = 2\n'
+    study, lines = studies / "digits-methods.toml", studies / "results" / "digits-methods.jsonl"
+    study.write_text(f'[study]\nseeds = 3\n[model]\nname = "mlp"\n{cases}')
     for seeds in (2, 3):
-        (tmp_path / "accuracy_digits.json").write_text(json.dumps({"rows": [{**row, "seeds": seeds}]}))
-        assert ("| +0.5 |" in tables.made("methods", tmp_path)) == (seeds == 3)
-    (tmp_path / "accuracy_digits.json").unlink()
-    (tmp_path / "pipeline_speed.json").write_text(json.dumps({"ratio": {"fdg": {"median": 1.5}}}))
-    measured = [line for line in tables.made("methods", tmp_path).splitlines()[2:] if line not in unmeasured]
+        done = [run for run in load_study(study).runs() if run.seed < seeds]
+        found = [(run.digest, 0.9 if run.label == "bp" else 0.905) for run in done]
+        told = [{"digest": name, "status": "finished", "evaluation": {"accuracy": value}} for name, value in found]
+        lines.write_text("".join(json.dumps(line) + "\n" for line in told))
+        assert ("| +0.5 |" in tables.made("methods", results)) == (seeds == 3)
+    lines.unlink()
+    (results / "pipeline_speed.json").write_text(json.dumps({"ratio": {"fdg": {"median": 1.5}}}))
+    measured = [line for line in tables.made("methods", results).splitlines()[2:] if line not in unmeasured]
     assert [line.split("|")[1:8:5] for line in measured] == [[" [`fdg`](docs/methods/fdg-adl.md) ", " 1.50 "]]
 
 
