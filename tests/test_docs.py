@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import importlib.util
 import io
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer.main
 
+from docs_scripts import docs_script
 from unlatch import config, methods
 from unlatch.cli import app
 from unlatch.cli.settings import JUDGES
@@ -200,7 +200,7 @@ def test_pages_of_methods_have_one_form(page: Path) -> None:
 
 def test_every_method_is_drawn_on_its_page(tmp_path: Path) -> None:
     """Pictures are what the library draws today, and the titles of pages name what is on them."""
-    figures = script("make_figures")
+    figures = docs_script("make_figures")
     assert sorted(name for names in figures.METHOD_PAGES.values() for name in names) == sorted(methods.names())
     assert sorted(figures.METHOD_PAGES) == [page.stem for page in METHOD_PAGES]
     for page in METHOD_PAGES:
@@ -211,16 +211,6 @@ def test_every_method_is_drawn_on_its_page(tmp_path: Path) -> None:
         kept = ROOT / "docs" / "img" / "methods" / drawn.name
         assert kept.read_bytes() == drawn.read_bytes(), "run `python docs/make_figures.py`"
         assert kept.stat().st_size < 60_000
-
-
-def script(name: str) -> Any:
-    """A script of `docs/`, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:

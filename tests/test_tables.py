@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from docs_scripts import docs_script
 from unlatch import methods
 from unlatch.config.study import load_study
 
 ROOT = Path(__file__).parents[1]
 
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_tables", ROOT / "docs" / "write_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tables = _script()
+tables = docs_script("write_tables")
 MARKED = [page for page in tables.PAGES if tables.MARKED.search(page.read_text(encoding="utf-8"))]
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pytest
 
 from browsing import background, dark, overflow, phone
+from docs_scripts import docs_script
 from unlatch import methods
 from unlatch.plan.layer_costs import LayerCost
 from unlatch.plan.memory import layer_sizes, stage_memory
@@ -28,17 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explorer" / "explorer.html"
 
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_explorer", ROOT / "docs" / "make_explorer.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-explorer = _script()
+explorer = docs_script("make_explorer")
 COMMITTED = json.loads(re.search(r"^const DATA = (.*);$", PAGE.read_text(encoding="utf-8"), re.M)[1])
 
 #: Method, stages, parts, backward, share of weight gradients, link.

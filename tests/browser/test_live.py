@@ -11,9 +11,8 @@ from browsing import colours, overflow, phone
 from commands import Command
 from run_folders import add_row, begin_run, sum_up, tell
 from unlatch.io.run_folder import RunFolder
-from unlatch.live.document import Watch
+from unlatch.live.document import Watch, serving
 from unlatch.live.server import listening
-from unlatch.live.site import serving
 
 CONF = '[model]\nname = "mlp"\n[data]\nbatch_size = 64\n[run]\nstages = 2\nsplit = ["layers.2"]\nprocesses = 2\n'
 #: Milliseconds for what a quiet machine does in a few hundred.

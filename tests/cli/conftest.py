@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
-from unlatch.cli import app
+from invoking import invoke
 
 #: A run that takes a fraction of a second.
 SMALL = """
@@ -31,19 +29,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def unlatch() -> Callable:
-    """Run a command in this process; threads are put back, since runs set them."""
-
-    def run(*arguments: object):
-        threads = torch.get_num_threads()
-        try:
-            result = CliRunner().invoke(app, [str(a) for a in arguments])
-        finally:
-            torch.set_num_threads(threads)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return run
+    """Run a command in this process."""
+    return invoke
 
 
 @pytest.fixture

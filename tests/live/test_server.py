@@ -17,9 +17,8 @@ from run_folders import add_row, begin_run, sum_up, tell
 from scripts import environment
 from unlatch.errors import ConfigError
 from unlatch.io.run_folder import RunFolder
-from unlatch.live.document import Watch
+from unlatch.live.document import Watch, serving
 from unlatch.live.server import Answer, PageServer, listening
-from unlatch.live.site import serving
 
 
 @pytest.fixture
@@ -231,7 +230,7 @@ def test_the_last_document_says_so_and_how_to_come_back(folder):
 def test_serving_imports_neither_torch_nor_matplotlib(folder):
     look = (
         "import sys; from pathlib import Path; from unlatch.live.document import Watch; "
-        "from unlatch.live.server import listening; from unlatch.live.site import serving; "
+        "from unlatch.live.server import listening; from unlatch.live.document import serving; "
         "import unlatch.live.beside, unlatch.live.__main__; "
         "watch = Watch([Path(sys.argv[1])]); watch.text(); serving(listening(), watch); "
         "print([name for name in ('torch', 'matplotlib', 'scipy', 'sklearn') if name in sys.modules])"

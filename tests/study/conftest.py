@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
-from unlatch.cli import app
+from invoking import invoke
 
 #: What all runs share.
 COMMON = """
@@ -47,19 +46,8 @@ def study(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def compare() -> Callable:
-    """`unlatch compare` in this process; threads are put back, since runs set them."""
-
-    def run(*arguments: object):
-        threads = torch.get_num_threads()
-        try:
-            result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
-        finally:
-            torch.set_num_threads(threads)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return run
+    """`unlatch compare` in this process."""
+    return partial(invoke, "compare")
 
 
 @pytest.fixture

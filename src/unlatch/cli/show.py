@@ -35,9 +35,8 @@ def command(
     The page is served to this machine only (127.0.0.1), until Ctrl-C. Runs that still train move on it; those that were
     started with `unlatch train --live` also show what their stages do just now.
     """
-    from ..live.document import Watch
+    from ..live.document import Watch, serving
     from ..live.server import listening
-    from ..live.site import serving
 
     watch = Watch(runs)
     try:

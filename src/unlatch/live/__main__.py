@@ -14,8 +14,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..transport.signals import REQUESTS
-from .document import Watch
-from .site import DOCUMENT, serving
+from .document import DOCUMENT, Watch, serving
 
 #: Seconds within which a page that is open asks again.
 _OPEN = 3.0

@@ -1,8 +1,12 @@
-"""Runs under observation in the words of the page."""
+"""Runs under observation in the words of the page, and the page with them as a server answers."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,10 +15,15 @@ from typing import Any
 
 from ..io.run_folder import names_apart
 from ..report.board import board, board_json, run_of, timelines_of
+from ..report.web import render
 from ..schedule.entries import Kind
 from .following import Followed, Sight
+from .server import Answer, PageServer
 
-__all__ = ["Watch"]
+__all__ = ["DOCUMENT", "Watch", "serving"]
+
+#: What the page asks for, beside itself.
+DOCUMENT = "/document.json"
 
 _CAPTIONS = {
     "timelines": (
@@ -140,3 +149,30 @@ def _facts(sight: Sight) -> list[tuple[str, str]]:
         *([("staleness", f"{max(staleness):.3g}")] if staleness else []),
         *([("restarts", str(summary["restarts"]))] if summary.get("restarts") else []),
     ]
+
+
+# ------------------------------------------------------------------ on a server
+
+
+def serving(listener: socket.socket, watch: Watch) -> PageServer:
+    """A server of the page of some runs, which begins when it is entered."""
+    html = render(None, watch.title)
+    page = Answer(html.encode(), "text/html; charset=utf-8", _policy(html))
+    return PageServer(
+        listener, {"/": lambda: page, DOCUMENT: lambda: Answer(watch.text().encode(), "application/json")}
+    )
+
+
+def _policy(html: str) -> str:
+    """Nothing runs on the page but what it came with, and it asks nobody but us."""
+    scripts, styles = _hashes(html, "script"), _hashes(html, "style")
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hashes(html: str, tag: str) -> str:
+    inline = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", html, re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline)
+    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
