@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from unlatch.config.study import load_study
 from unlatch.io.results import read_results
 from unlatch.report.paired import ENOUGH, paired
-from unlatch.report.study import study_report
+from unlatch.report.study import StudyReport, study_report
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "studies"
@@ -115,10 +115,10 @@ def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], ru
     rows: dict[tuple[float, ...], list[str]] = {}
     for name, values in found.items():
         both = paired(values, found[base(name)])
-        if both is not None and both.is_result and both.interval is not None:
+        if both is not None and both.is_result:
             mine = [values[seed] for seed in both.differences]
             cells = [f"{statistics.fmean(mine):.2f} %", f"{min(mine):.2f} to {max(mine):.2f}"]
-            ends = " to ".join(f"{end:+.2f}" for end in both.interval)
+            ends = " to ".join(f"{end:+.2f}" for end in both.interval) if both.interval else "-"
             compared = ["", ""] if name == base(name) else [f"{both.mean:+.2f}", ends]
             numbers = (*mine, *(losses[name][seed] for seed in both.differences))
             same = rows.setdefault(numbers, [name, *cells, *compared, str(both.seeds)])
@@ -516,7 +516,16 @@ def study(name: str, folder: Path = STUDIES) -> str:
             rows[-1] += [row["baseline"]] if several else []
     left_out = len(report.cases) - len(rows)
     said = f" {left_out} cases are left out: too few seeds, or runs that did not come to their end." if left_out else ""
-    return f"{table([*heads, *(['baseline'] if several else [])], rows)}\n\nFrom `{command}`.{said}"
+    return f"{table([*heads, *(['baseline'] if several else [])], rows)}\n\nFrom `{command}`.{_beyond(report)}{said}"
+
+
+def _beyond(report: StudyReport) -> str:
+    """How many differences are more than chance, each by itself and among all of them."""
+    judged = [row for row in report.numbers() if row["chance_among_all"] is not None]
+    alone, among = (sum(row[name] <= 0.05 for row in judged) for name in ("chance", "chance_among_all"))
+    if not judged:
+        return ""
+    return f" Beyond chance by themselves: {alone} of {len(judged)} differences; as one of so many (Holm): {among}."
 
 
 def _study_row(row: dict[str, Any], scale: float) -> list[str]:

@@ -95,20 +95,25 @@ PAIRED_RUNS = [
 ]
 
 
+def _evaluation(accuracy: float) -> dict[str, float]:
+    return {"accuracy": accuracy, "samples": 1000.0}
+
+
 def test_a_study_is_a_table_of_its_results_only(tmp_path: Path) -> None:
     cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "slow"\noptimizer.lr = 0.01\n'
     cases += '[[case]]\nlabel = "rare"\nrun.epochs = 2\n'
     (tmp_path / "a.toml").write_text(f'[study]\nseeds = 3\n[model]\nname = "mlp"\n{cases}')
     assert "Not measured yet: `unlatch compare studies/a.toml`" in tables.study("a", tmp_path)
     lines = [
-        {"digest": run.digest, "status": "finished", "evaluation": {"accuracy": 0.9 - 0.01 * (run.label == "slow")}}
+        {"digest": run.digest, "status": "finished", "evaluation": _evaluation(0.9 - 0.01 * (run.label == "slow"))}
         for run in load_study(tmp_path / "a.toml").runs()
         if run.label != "rare" or run.seed < 2
     ]
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = tables.study("a", tmp_path)
-    assert "| slow | 89.00 % | -1.00 | -1.00 to -1.00 | 3 |" in found
+    # All seeds 10 of 1,000 samples below: an interval as if one of them were one sample off.
+    assert "| slow | 89.00 % | -1.00 | -1.14 to -0.86 | 3 |" in found
     assert "1 cases are left out" in found
     assert "rare" not in found
 

@@ -36,7 +36,7 @@ def study_page(tmp_path):
             "digest": run.digest,
             "status": "diverged" if run.label == "hot" else "finished",
             "reason": "the loss is nan" if run.label == "hot" else None,
-            "evaluation": {"accuracy": 0.9 + 0.01 * run.seed - 0.05 * (run.label != "bp")},
+            "evaluation": {"accuracy": 0.9 + 0.01 * run.seed - 0.05 * (run.label != "bp"), "samples": 1000.0},
             "curve": [{"epoch": n, "train_loss": 2.0 / n, "accuracy": 0.2 * n} for n in (1, 2, 3)],
             "stages": [stage, stage],
             "samples_per_second": 1000.0,

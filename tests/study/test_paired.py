@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from unlatch.report.paired import paired, student
+from unlatch.report.paired import chance, holm, paired, student
 
 
 def test_by_hand():
@@ -44,3 +44,30 @@ def test_one_pair_has_no_error():
 def test_quantiles(freedom):
     stats = pytest.importorskip("scipy.stats")
     assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=2e-3)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30])
+@pytest.mark.parametrize("t", [0.0, 0.3, -2.5, 9.0])
+def test_chances(t, freedom):
+    stats = pytest.importorskip("scipy.stats")
+    assert chance(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
+
+
+def test_chances_among_several_by_hand():
+    # Sorted 0.01, 0.02, 0.03, 0.5, times 4, 3, 2, 1, and never less than one before.
+    assert holm([0.5, 0.01, 0.03, 0.02]) == pytest.approx([0.5, 0.04, 0.06, 0.06])
+    assert holm([]) == []
+
+
+def test_equal_differences_say_nothing_of_their_spread():
+    values, base = {0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 3.0}
+    unknown = paired(values, base)
+    assert (unknown.interval, unknown.chance, unknown.apart) == (None, None, False)
+    known = paired(values, base, resolution=0.3)
+    assert known.unresolved
+    assert known.error == pytest.approx(0.1)
+    assert known.apart
+    # A spread that shows is what it was.
+    spread = {0: 2.0, 1: 3.0, 2: 4.3}
+    assert paired(spread, base, resolution=0.3).error == pytest.approx(paired(spread, base).error)
+    assert not paired(spread, base, resolution=0.3).unresolved

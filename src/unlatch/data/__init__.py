@@ -1,4 +1,4 @@
-"""Real data sets as tensors, and a loader whose batches depend on seed, epoch and index only.
+"""Real data sets as tensors or in files, and a loader whose batches depend on seed, epoch and index only.
 
 >>> from unlatch import data
 >>> train, test = data.load("digits")
@@ -9,9 +9,9 @@
 
 from __future__ import annotations
 
-from .augment import Augment
+from .augment import Augment, ResizedCrop
 from .loader import Loader
 from .registry import load, names, problems
 from .tensors import TensorData
 
-__all__ = ["Augment", "Loader", "TensorData", "load", "names", "problems"]
+__all__ = ["Augment", "Loader", "ResizedCrop", "TensorData", "load", "names", "problems"]

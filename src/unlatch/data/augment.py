@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor
 
 from ..errors import ConfigError
 
-__all__ = ["Augment", "normalise"]
+__all__ = ["Augment", "Box", "ResizedCrop", "normalise"]
+
+#: Left, top, right and bottom in pixels.
+Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,64 @@ class Augment:
         pixels = (rows[:, :, None] * images.shape[3] + columns[:, None, :]).view(count, 1, height * width)
         chosen = images.flatten(2).gather(2, pixels.expand(-1, channels, -1))
         return chosen.view(count, channels, height, width)
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """A random part of an image in a file, of random area and shape, scaled to the size of all; perhaps mirrored.
+
+    What is drawn does not depend on the sizes of images, so that each has its own draws whatever stands beside it.
+
+    **Arguments:**
+
+    - `least`: of the area of an image, the least share that is shown.
+    - `stretch`: how many times wider than high, or higher than wide, a part may be.
+    - `flip`: whether half of the images are mirrored left to right.
+
+    >>> crop = ResizedCrop()
+    >>> drawn = crop.draw(1, torch.Generator().manual_seed(0))
+    >>> [round(edge) for edge in crop.chosen(drawn[0])(640, 480)]
+    [18, 14, 456, 390]
+    """
+
+    least: float = 0.08
+    stretch: float = 4 / 3
+    flip: bool = True
+
+    #: Parts that are tried before the whole centre is taken, and numbers that each takes.
+    _TRIES, _NUMBERS = 10, 4
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.least <= 1.0 or self.stretch < 1.0:
+            raise ConfigError(
+                f"crop with least {self.least} and stretch {self.stretch}: expected a share up to 1, and 1 or more"
+            )
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Numbers from 0 to 1 for so many images."""
+        return torch.rand(count, self._TRIES * self._NUMBERS + 1, generator=generator)
+
+    def mirrored(self, drawn: Tensor) -> Tensor:
+        """Which of the images are."""
+        return drawn[:, -1] < (0.5 if self.flip else 0.0)
+
+    def chosen(self, drawn: Tensor) -> Callable[[int, int], Box]:
+        """The part of an image that one row of `draw` chooses, by its width and height."""
+        tries = drawn[:-1].view(self._TRIES, self._NUMBERS).tolist()
+
+        def box(width: int, height: int) -> Box:
+            for area, shape, across, down in tries:
+                pixels = width * height * (self.least + (1.0 - self.least) * area)
+                ratio = math.exp((2.0 * shape - 1.0) * math.log(self.stretch))
+                wide, high = math.sqrt(pixels * ratio), math.sqrt(pixels / ratio)
+                if wide <= width and high <= height:
+                    left, top = across * (width - wide), down * (height - high)
+                    return left, top, left + wide, top + high
+            wide, high = min(width, height * self.stretch), min(height, width * self.stretch)
+            left, top = (width - wide) / 2, (height - high) / 2
+            return left, top, left + wide, top + high
+
+        return box
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

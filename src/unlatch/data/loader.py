@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointMismatch, ConfigError
-from .augment import Augment, normalise
+from .augment import Augment, ResizedCrop, normalise
 from .tensors import TensorData
 
 __all__ = ["Loader"]
@@ -25,7 +25,7 @@ class Loader:
     - `batch_size`: samples per batch; the last one may be shorter.
     - `shuffle`: whether each epoch has its own random order.
     - `seed`: of order and augmentation.
-    - `augment`: `True` for the data set's own augmentation, or an `Augment`.
+    - `augment`: `True` for the data set's own augmentation, or an `Augment`, or of images in files a `ResizedCrop`.
     - `drop_last`: leave out a last batch that is not full.
     - `channels_last`: memory format of image batches.
     - `pin_memory`: whether batches lie in memory that an accelerator copies from by itself.
@@ -41,7 +41,7 @@ class Loader:
         batch_size: int = 128,
         shuffle: bool = False,
         seed: int = 0,
-        augment: bool | Augment = False,
+        augment: bool | Augment | ResizedCrop = False,
         drop_last: bool = False,
         channels_last: bool = False,
         pin_memory: bool = False,
@@ -87,9 +87,8 @@ class Loader:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of an epoch with {len(self)} batches")
         chosen = self._epoch_order(epoch)[index * self.batch_size :][: self.batch_size]
-        x, y = self.data.x.index_select(0, chosen), self.data.y.index_select(0, chosen)
-        if self.augment is not None:
-            x = self.augment(x, self._generator(epoch, index + 1))
+        generator = self._generator(epoch, index + 1) if self.augment is not None else None
+        x, y = self.data.read(chosen, self.augment, generator)
         if x.dtype == torch.uint8:
             x = normalise(x, self.data.mean, self.data.std)
         if self.channels_last and x.dim() == 4:
@@ -165,12 +164,12 @@ class Loader:
         self._next = self._resume_at = int(state["batch"])
 
 
-def _chosen(augment: bool | Augment, data: TensorData) -> Augment | None:
+def _chosen(augment: bool | Augment | ResizedCrop, data: TensorData) -> Augment | ResizedCrop | None:
     if augment is False:
         return None
     found = data.augment if augment is True else augment
     if found is None:
         raise ConfigError("this data set has no augmentation of its own: set augment to False or give an Augment")
-    if data.x.dim() != 4:
+    if len(data.x.shape) != 4:
         raise ConfigError(f"only images (N, C, H, W) can be augmented, the data are of shape {tuple(data.x.shape)}")
     return found

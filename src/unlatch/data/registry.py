@@ -14,6 +14,8 @@ from ..lookup import call, find, import_function, unknown_options
 from .cifar import cifar10, cifar100
 from .digits import digits
 from .fashion_mnist import fashion_mnist
+from .image_folder import imagefolder
+from .imagenet32 import imagenet32
 from .shakespeare import shakespeare
 from .tensors import TensorData
 
@@ -24,6 +26,8 @@ _SETS: dict[str, Callable[..., Any]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "fashion-mnist": fashion_mnist,
+    "imagenet32": imagenet32,
+    "imagefolder": imagefolder,
     "shakespeare": shakespeare,
 }
 
@@ -35,7 +39,7 @@ def names() -> list[str]:
     """The names that `load` knows.
 
     >>> names()
-    ['digits', 'cifar10', 'cifar100', 'fashion-mnist', 'shakespeare']
+    ['digits', 'cifar10', 'cifar100', 'fashion-mnist', 'imagenet32', 'imagefolder', 'shakespeare']
     """
     return list(_SETS)
 

@@ -1,4 +1,4 @@
-"""A data set held as two tensors: small enough for memory, fast enough to need no worker processes."""
+"""A data set: samples as one tensor in memory, or as images that stay in their files, and a tensor of targets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..errors import DataError
-from .augment import Augment
+from ..errors import ConfigError, DataError
+from .augment import Augment, ResizedCrop
+from .stored import Stored
 
 __all__ = ["TensorData", "stratified"]
 
@@ -20,6 +21,7 @@ class TensorData:
     **Arguments:**
 
     - `x`: samples; `uint8` images `(N, C, H, W)` are normalised when loaded, other types are used as they are.
+      A `Stored` reads them from files when a batch asks for them.
     - `y`: one class per sample `(N,)`, or one per position `(N, T)`.
     - `classes`: number of different targets.
     - `mean`, `std`: per channel, for images scaled to 0..1.
@@ -30,17 +32,17 @@ class TensorData:
     (6, (1, 2, 2), tensor([2, 2]))
     """
 
-    x: Tensor
+    x: Tensor | Stored
     y: Tensor
     classes: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    augment: Augment | None = None
+    augment: Augment | ResizedCrop | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or not len(self.x):
             raise DataError(f"{len(self.x)} samples with {len(self.y)} targets: expected as many, and at least one")
-        channels = self.x.shape[1] if self.x.dim() > 1 else 1
+        channels = self.x.shape[1] if len(self.x.shape) > 1 else 1
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, channels):
             raise DataError(f"{len(self.mean)} means and {len(self.std)} deviations for {channels} channels")
 
@@ -54,7 +56,28 @@ class TensorData:
 
     def take(self, index: Tensor) -> TensorData:
         """The samples with these indices."""
-        return replace(self, x=self.x.index_select(0, index), y=self.y.index_select(0, index))
+        x = self.x.take(index) if isinstance(self.x, Stored) else self.x.index_select(0, index)
+        return replace(self, x=x, y=self.y.index_select(0, index))
+
+    def read(
+        self, index: Tensor, augment: Augment | ResizedCrop | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The samples with these indices as tensors, images augmented if asked for, and their targets.
+
+        >>> data = TensorData(torch.arange(3.0).reshape(3, 1), torch.arange(3), classes=3)
+        >>> data.read(torch.tensor([2, 0]))
+        (tensor([[2.],
+                [0.]]), tensor([2, 0]))
+        """
+        y = self.y.index_select(0, index)
+        if isinstance(self.x, Stored):
+            return self.x.read(index, augment, generator), y
+        x = self.x.index_select(0, index)
+        if augment is None or generator is None:
+            return x, y
+        if isinstance(augment, ResizedCrop):
+            raise ConfigError("a ResizedCrop shows parts of images in files; these are in memory: give an Augment")
+        return augment(x, generator), y
 
     def subset(self, count: int, seed: int = 0) -> TensorData:
         """`count` samples in their original order, each class with its share; the same for the same seed."""
@@ -70,7 +93,7 @@ class TensorData:
         >>> len(rest), held.y.bincount(), set(rest.x.flatten().tolist()) & set(held.x.flatten().tolist())
         (4, tensor([1, 1]), set())
         """
-        shared = 0 if self.y.dim() == 1 else _windows_before(self.x)
+        shared = 0 if self.y.dim() == 1 or isinstance(self.x, Stored) else _windows_before(self.x)
         if not 0 < count < len(self) - shared:
             raise DataError(f"{count} samples to hold out: expected 1 to {len(self) - shared - 1} of {len(self)}")
         if self.y.dim() > 1:

@@ -9,14 +9,19 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
 
-__all__ = ["PickledArray", "unpickle"]
+__all__ = ["PickledArray", "skim", "unpickle"]
+
+#: Runs of bytes from this length on stay in the file. Frames, which hold everything else, are far shorter.
+_LONG = 1 << 20
 
 _DTYPES = {"u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"}
 _NUMPY_CORES = ("numpy.core", "numpy._core")
@@ -117,11 +122,72 @@ def unpickle(raw: bytes, where: str) -> Any:
     >>> unpickle(pickle.dumps({"data": np.arange(3)}), "example")["data"].value
     array([0, 1, 2])
     """
+    return _load(io.BytesIO(raw), where, len(raw))
+
+
+def _load(file: Any, where: str, size: int) -> Any:
     try:
-        return _Reader(io.BytesIO(raw), encoding="bytes").load()
+        return _Reader(file, encoding="bytes").load()
     except Exception as error:
         # A damaged pickle can fail in any way at all; all of them mean the same to the user.
         raise DataError(
-            f"{where} is not a pickle of plain arrays ({len(raw)} bytes): it holds or asks for {error}. "
+            f"{where} is not a pickle of plain arrays ({size} bytes): it holds or asks for {error}. "
             "It was refused without running anything; fetch it again from its origin."
         ) from error
+
+
+class _Skimming:
+    """A file whose long runs of bytes are stepped over; their places are noted instead."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+        self.places: dict[int, list[int]] = {}
+
+    def read(self, count: int) -> bytes:
+        return bytes(self._step_over(count)) if count >= _LONG else self._file.read(count)
+
+    def readinto(self, buffer: memoryview) -> int:
+        if len(buffer) >= _LONG:
+            return self._step_over(len(buffer))
+        part = self._file.read(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
+
+    def readline(self) -> bytes:
+        return self._file.readline()
+
+    def _step_over(self, count: int) -> int:
+        begin = self._file.tell()
+        if begin + count > self._size:
+            raise pickle.UnpicklingError(f"{count} bytes from {begin} on, where the file ends at {self._size}")
+        self.places.setdefault(count, []).append(begin)
+        self._file.seek(count, io.SEEK_CUR)
+        return count
+
+
+def skim(path: Path) -> tuple[Any, Callable[[PickledArray], int]]:
+    """The same of a file whose arrays are too large for memory: long ones are not read, and only their shape is known.
+
+    **Returns:** the object, and a function that tells where in the file the elements of one of its arrays begin.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            skimming = _Skimming(file, size)
+            content = _load(skimming, str(path), size)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+    def begin(array: PickledArray) -> int:
+        places = skimming.places.get(array.value.nbytes, [])
+        if array.value.nbytes < _LONG:
+            raw, found = path.read_bytes(), array.value.tobytes()
+            places = [raw.find(found)] if raw.count(found) == 1 else []
+        if len(places) != 1 or (array.value.ndim > 1 and not array.value.flags.c_contiguous):
+            raise DataError(
+                f"{path} holds an array of shape {array.value.shape} that is not stored once, row by row and as it is: "
+                "load it with pickle where you trust it, and write it again with protocol 4"
+            )
+        return places[0]
+
+    return content, begin

@@ -1,7 +1,8 @@
 """What a study found: cases over equal seeds, each compared with the baseline in pairs; as page, Markdown, CSV, PNG.
 
-Honest by construction: a case with fewer than three seeds, or with a run that did not come to its end, is marked as no
-result; cases with the same settings are the same runs and stand in one row; speeds appear only if nothing else ran.
+Honest by construction: a case with fewer than three seeds, or with a run that did not come to its end or to a number,
+is marked as no result, and so is whatever is compared with it; cases with the same settings are the same runs and stand
+in one row; speeds appear only if nothing else ran.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..io import durable
 from ..io.space import bytes_text
 from ..table import Table, number_text
 from .board import board
-from .paired import ENOUGH, Paired, paired
+from .paired import ENOUGH, Paired, holm, paired
 from .picture import Picture
 from .web import render
 
@@ -30,6 +31,10 @@ __all__ = ["CaseFound", "StudyReport", "study_report", "write_study"]
 
 #: Cores that others may have kept busy while a run was timed.
 _QUIET = 0.2
+#: A difference is beyond chance if it is less likely than this without one.
+_RARE = 0.05
+#: What results in single precision can tell apart, relative to their size.
+_SINGLE = 2.0**-23
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 
 Line = Mapping[str, Any]
@@ -70,14 +75,37 @@ class CaseFound:
         """Over seeds."""
         return stats.fmean(self.values.values()) if self.values else None
 
-    def missed(self, status: str) -> list[int]:
-        """Seeds of runs that ended so."""
-        return [seed for seed, line in self.lines.items() if line["status"] == status]
+    @cached_property
+    def finished(self) -> list[int]:
+        """Seeds of runs that came to their end, with a number that counts or without."""
+        return [seed for seed, line in self.lines.items() if line["status"] == "finished"]
+
+    @property
+    def flaws(self) -> list[str]:
+        """Why its runs are no result however many there are: those that are left would flatter it."""
+        statuses = [line["status"] for line in self.lines.values()]
+        found = [f"{statuses.count(status)} {status}" for status in ("diverged", "failed") if status in statuses]
+        silent = len(self.finished) - len(self.values)
+        return found + ([f"{silent} without a number"] if silent else [])
 
     @property
     def is_result(self) -> bool:
-        """Whether it may be called one: enough seeds, and all that ran came to their end."""
-        return len(self.values) >= ENOUGH and len(self.values) == len(self.lines)
+        """Whether it may be called one: enough seeds, and all that ran came to their end and to a number."""
+        return len(self.values) >= ENOUGH and not self.flaws
+
+    @property
+    def resolution(self) -> float:
+        """The least difference that what counts can show: one sample of a share, else the last digit of a float32."""
+        if not self.measure.endswith("accuracy"):
+            return _SINGLE * max(map(abs, self.values.values()), default=0.0)
+        counts = [self.lines[seed]["evaluation"].get("samples") for seed in self.values]
+        return max((1.0 / count for count in counts if count), default=0.0)
+
+    @property
+    def evaluated_on(self) -> tuple[Any, ...]:
+        """Which samples its numbers are of; empty if its lines do not say."""
+        told = (line["settings"]["data"] for line in self.lines.values() if "settings" in line)
+        return next(((data.get("name"), data.get("holdout")) for data in told), ())
 
     def timed(self) -> dict[int, float]:
         """Samples per second of the runs that had the machine to themselves, by seed."""
@@ -155,12 +183,47 @@ class StudyReport:
     def against(self, case: CaseFound) -> Paired | None:
         """A case and its baseline, seed by seed; nothing for the baseline itself."""
         base = self.base_of(case)
-        return None if case is base else paired(case.values, base.values)
+        return None if case is base else paired(case.values, base.values, max(case.resolution, base.resolution))
+
+    def why_none(self, case: CaseFound) -> str | None:
+        """Why nothing may be said of a case; `None` if something may."""
+        if case.flaws:
+            return ", ".join(case.flaws)
+        base, found = self.base_of(case), self.against(case)
+        if case is not base and base.flaws:
+            return f"baseline has {', '.join(base.flaws)}"
+        if case is not base and case.lines and base.lines and case.evaluated_on != base.evaluated_on:
+            return "baseline was evaluated on other samples"
+        if not case.is_result or (found is not None and not found.is_result):
+            return f"under {ENOUGH} seeds"
+        return "no pair with the baseline" if found is None and case is not base else None
+
+    @cached_property
+    def _among_all(self) -> dict[tuple[Any, ...], float]:
+        """The chances of all comparisons, each adjusted for being one of them; the same computation counts once."""
+        found: dict[tuple[Any, ...], float] = {}
+        for case in self.cases:
+            likely = None if (pairs := self.against(case)) is None or self.why_none(case) else pairs.chance
+            if likely is not None:
+                found.setdefault(self._computation(case), likely)
+        return dict(zip(found, holm(list(found.values())), strict=True))
+
+    def _computation(self, case: CaseFound) -> tuple[Any, ...]:
+        return self.base_of(case).label, case.trace or case.label
+
+    @property
+    def comparisons(self) -> int:
+        """How many differences to baselines there are to speak of, those of the same computation once."""
+        return len(self._among_all)
+
+    def adjusted(self, case: CaseFound) -> float | None:
+        """How likely a difference such as that of a case is among all of the study without any (Holm)."""
+        return None if self.why_none(case) else self._among_all.get(self._computation(case))
 
     @cached_property
     def timing(self) -> bool:
         """Whether all speeds were measured on a machine that nobody else used."""
-        return all(case.timed().keys() == case.values.keys() for case in self.cases)
+        return all(case.timed().keys() == set(case.finished) for case in self.cases)
 
     def ratio(self, case: CaseFound) -> float | None:
         """Speed over that of the baseline, the median over seeds."""
@@ -183,7 +246,7 @@ class StudyReport:
     def _number(self, value: float | None, form: str) -> str:
         if value is None:
             return "-"
-        return format(100 * value, form + ".2f") if self._share else format(value, form + ".4f")
+        return format(100 * value, form + "z.2f") if self._share else format(value, form + "z.4f")
 
     @property
     def _share(self) -> bool:
@@ -224,7 +287,7 @@ class StudyReport:
 
     def _row(self, case: CaseFound, probed: bool) -> tuple[str, ...]:
         found, values = self.against(case), list(case.values.values())
-        interval = found.interval if found is not None else None
+        interval = found.interval if found is not None and self.why_none(case) is None else None
         speeds = list(case.timed().values())
         peaks, late = case.per_stage("peak_bytes", max), case.per_stage("staleness", stats.fmean)
         return (
@@ -233,7 +296,7 @@ class StudyReport:
             f"{self._number(min(values), '')} to {self._number(max(values), '')}" if values else "-",
             f"{len(values)} of {case.asked}" if len(values) < case.asked else str(len(values)),
             self._number(found.mean if found else None, "+"),
-            self._number(found.error if found else None, ""),
+            self._number(found.error if found and interval else None, ""),
             " to ".join(self._number(end, "+") for end in interval) if interval else "-",
             self.verdict(case),
             *((self.base_of(case).label,) if len(self.baselines) > 1 else ()),
@@ -249,18 +312,17 @@ class StudyReport:
 
     def verdict(self, case: CaseFound) -> str:
         """What may be said of a case, in few words."""
-        problems = [f"{len(seeds)} {status}" for status in ("diverged", "failed") if (seeds := case.missed(status))]
-        if problems:
-            return f"no result: {', '.join(problems)}"
+        why = self.why_none(case)
+        if why is not None:
+            return f"no result: {why}"
         found = self.against(case)
-        if not case.is_result or (found is not None and not found.is_result):
-            return f"no result: under {ENOUGH} seeds"
         if found is None:
-            return "baseline" if case is self.base_of(case) else "no pair with the baseline"
+            return "baseline"
         side = "above" if found.mean > 0 else "below"
-        if found.apart:
-            return f"{side} baseline"
-        return f"{side} in all pairs, not beyond chance" if found.one_sided else "no difference shown"
+        if not found.apart:
+            return f"{side} in all pairs, not beyond chance" if found.one_sided else "no difference shown"
+        alone = (self.adjusted(case) or 0.0) > _RARE
+        return f"{side} baseline" + (f", not beyond chance as one of {self.comparisons}" if alone else "")
 
     def remarks(self, case: CaseFound) -> list[str]:
         """What else there is to say of a case."""
@@ -273,6 +335,15 @@ class StudyReport:
             else:
                 same_numbers = f"computed the same numbers, epoch by epoch, as {same.label}: not another finding"
                 said.append(f"{case.label} {same_numbers}")
+        found = self.against(case)
+        if found is not None and found.seeds < len(case.values):
+            pairs = f"{found.seeds} of its {len(case.values)} seeds"
+            said.append(f"{case.label} is compared on the {pairs} that its baseline has too")
+        if found is not None and found.unresolved and found.interval is not None and found.mean:
+            said.append(
+                f"{case.label}: the differences of all seeds are the same, to what can be told apart; the interval is "
+                "as if one seed differed by that"
+            )
         reasons = {line["reason"]: None for line in case.lines.values() if line.get("reason")}
         said += [f"{case.label}: {reason}" for reason in reasons]
         return said
@@ -282,8 +353,13 @@ class StudyReport:
         """What a reader must know to read the table rightly."""
         notes = [
             f"{self.what[:1].upper()}{self.what[1:]}, after the last epoch. Differences are to "
-            f"{self.beside}, taken seed by seed; the interval is Student's for their mean."
+            f"{self.beside}, taken seed by seed; the interval is Student's for their mean over seeds, on these samples."
         ]
+        if self.comparisons > 1:
+            notes.append(
+                f"{self.comparisons} comparisons: an interval is of one by itself; a difference is said to be above or "
+                "below without more only if it is beyond chance among all of them (Holm's rule, 5 %)."
+            )
         if not self.timing:
             notes.append("No speeds: some runs were done several at once (--jobs), or while others used the machine.")
         missing = sum(case.asked - len(case.lines) for case in self.cases)
@@ -319,7 +395,7 @@ class StudyReport:
         rows = []
         for case in self.cases:
             found, values = self.against(case), list(case.values.values())
-            interval = (found.interval if found else None) or (None, None)
+            interval = (found.interval if found and self.why_none(case) is None else None) or (None, None)
             rows.append(
                 {
                     "case": case.label,
@@ -334,7 +410,9 @@ class StudyReport:
                     "standard_error": found.error if found else None,
                     "interval_low": interval[0],
                     "interval_high": interval[1],
-                    "is_result": case.is_result and (found is None or found.is_result),
+                    "chance": found.chance if found else None,
+                    "chance_among_all": self.adjusted(case),
+                    "is_result": self.why_none(case) is None,
                     "verdict": self.verdict(case),
                     "samples_per_second": stats.median(case.timed().values()) if self.timing and values else None,
                     "ratio": self.ratio(case),
@@ -447,8 +525,9 @@ def differences_figure(report: StudyReport) -> Figure:
     axes = figure.subplots()
     scale = 100.0 if report.study.measure.endswith("accuracy") else 1.0
     for place, (case, found) in enumerate(compared):
-        colour = _LINES[0] if case.is_result and found.is_result else "#999999"
-        if found.interval is not None and found.is_result:
+        told = report.why_none(case) is None
+        colour = _LINES[0] if told else "#999999"
+        if found.interval is not None and told:
             axes.plot([scale * end for end in found.interval], [place, place], color=colour, linewidth=1.2)
         dots = [scale * difference for difference in found.differences.values()]
         axes.plot(dots, [place] * len(dots), ".", color=colour, markersize=4)
