@@ -28,14 +28,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import unlatch
-from unlatch.advise.advice import advise
+from unlatch.advise.advice import POINTS, advise, earned
 from unlatch.advise.motion import motion_of
 from unlatch.data import Loader, load
 from unlatch.methods import DTRP, FDG, Method, PipeDream, PipeDream2BW, get
 
 EPOCHS, BATCH, SEEDS = 6, 64, 3
-#: Points below bp at which "some loss" and "large loss" begin; means of three seeds scatter by about one.
-POINTS = (2.0, 6.0)
 
 #: Round learning rates at which bp trains well; none was tuned for a method.
 OPTIMIZERS: dict[str, Any] = {
@@ -120,11 +118,6 @@ def runs() -> Study:
     return study
 
 
-def measured(points: float) -> str:
-    """The verdict that a run has earned, by how far it is below bp."""
-    return "about bp" if points > -POINTS[0] else "some loss" if points > -POINTS[1] else "large loss"
-
-
 def judged(study: Study) -> list[dict[str, Any]]:
     """Each setting: what is said of it, and what was measured, the mean over seeds of differences to bp's run."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -147,7 +140,7 @@ def judged(study: Study) -> list[dict[str, Any]]:
             {
                 **{"model": model, "optimizer": name, "method": method, "stages": stages, **dict(options)},
                 **{"seeds": len(rows), "borne": motion.total * advice.limit, "points": points},
-                **{"said": advice.verdict, "measured": measured(points)},
+                **{"said": advice.verdict, "measured": earned(points)},
             }
         )
     return found

@@ -5,7 +5,9 @@
 A page says `<!-- table: speed -->`, and what follows up to `<!-- end of table -->` is this script's. With `--check`
 nothing is written, and the exit code is 1 if a page and its results disagree; `tests/test_tables.py` asks the same.
 A benchmark that has not been run yet leaves a line that says how to run it. `<!-- table: study-NAME -->` is what the
-study `studies/NAME.toml` found.
+study `studies/NAME.toml` found; `<!-- table: foretold-NAME -->` says how that compares with what
+`unlatch compare studies/NAME.toml --predict` had written down before, and `<!-- table: grid-NAME -->` has the
+differences to the baselines only, by what labels begin with (columns) and go on with (rows).
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unlatch.advise.advice import EXPECTED, earned
 from unlatch.config.study import load_study
 from unlatch.io.results import read_results
+from unlatch.report.foretold import Judged, correlations, judged, read_foretold
 from unlatch.report.paired import ENOUGH, paired
 from unlatch.report.study import StudyReport, study_report
 
@@ -528,6 +533,81 @@ def _beyond(report: StudyReport) -> str:
     return f" Beyond chance by themselves: {alone} of {len(judged)} differences; as one of so many (Holm): {among}."
 
 
+def _found(name: str, folder: Path, measure: str | None = None) -> StudyReport | None:
+    """What a study found, by another measure than its own if told; nothing if it has not been run."""
+    lines = read_results(folder / "results" / f"{name}.jsonl")
+    if not lines:
+        return None
+    asked = load_study(folder / f"{name}.toml")
+    asked = asked if measure is None else replace(asked, measure=measure)
+    return study_report(asked, lines, asked.baseline or asked.cases[0].label, f"unlatch compare studies/{name}.toml")
+
+
+def foretold(name: str, folder: Path = STUDIES) -> str:
+    """How well what was expected agrees with what was found: rank correlations, then verdicts."""
+    told = read_foretold(folder / "results" / f"{name}.predicted.json")
+    if told is None:
+        raise SystemExit(f"nothing was foretold for the study {name!r} in {folder}")
+    said = f"Written down on {told['made_at'][:10]} at commit `{str(told['commit'])[:9]}`, before any run"
+    report, shares = _found(name, folder), _found(name, folder, "accuracy")
+    if report is None or shares is None:
+        silent = sum(row["margin"] is None for row in told["cases"])
+        return (
+            f"*Not measured yet: `unlatch compare studies/{name}.toml`. {said}: {len(told['cases'])} cases, about "
+            f"{silent} of which the advisor says nothing.*"
+        )
+    cases = judged(report, told)
+    rows = [
+        [
+            one.group,
+            one.ranking,
+            str(one.cases),
+            f"{one.spearman:+.2f} ({one.spearman_interval[0]:+.2f} to {one.spearman_interval[1]:+.2f})",
+            f"{one.kendall:+.2f} ({one.kendall_interval[0]:+.2f} to {one.kendall_interval[1]:+.2f})",
+            f"{one.chance:.3f}",
+        ]
+        for one in correlations(cases)
+    ]
+    heads = ["optimizer", "ranked by", "cases", "Spearman (95 %)", "Kendall (95 %)", "as good by chance"]
+    left_out = len(told["cases"]) - len(cases)
+    rest = f" {left_out} cases have no result (yet)." if left_out else ""
+    return (
+        f"{table(heads, rows, words=2)}\n\n{_verdicts(judged(shares, told))}\n\n"
+        f"{said}; runs from `{report.command}`.{rest}"
+    )
+
+
+def _verdicts(cases: Sequence[Judged]) -> str:
+    """What was said of cases, and what of that came true in points of accuracy."""
+    rows = []
+    for verdict, expected in EXPECTED.items():
+        points = [-100 * case.worse for case in cases if case.foretold["verdict"] == verdict]
+        if points:
+            right = sum(earned(one) == verdict for one in points)
+            cells = [f"{statistics.median(points):+.1f}", f"{min(points):+.1f} to {max(points):+.1f}"]
+            rows.append([expected, str(len(points)), str(right), *cells])
+    return table(["said", "cases", "came true", "points to bp, median", "range"], rows)
+
+
+def grid(name: str, folder: Path = STUDIES) -> str:
+    """Differences to the baselines; a star where zero is outside of the 95 % interval."""
+    report = _found(name, folder)
+    if report is None:
+        return f"*Not measured yet: `unlatch compare studies/{name}.toml`.*"
+    cells: dict[str, dict[str, str]] = {}
+    columns: dict[str, None] = {}
+    for case in report.cases:
+        found = report.against(case)
+        if found is None:
+            continue
+        column, _, row = case.labels[0].partition(", ")
+        columns[column] = None
+        text = f"{found.mean:+.3f}{' *' if found.apart else ''}" if case.is_result and found.is_result else "-"
+        cells.setdefault(row, {})[column] = "diverged" if case.missed("diverged") else text
+    rows = [[row, *(by.get(column, "") for column in columns)] for row, by in cells.items()]
+    return f"{table([f'{report.study.measure}, to bp', *columns], rows)}\n\nFrom `{report.command}`."
+
+
 def _study_row(row: dict[str, Any], scale: float) -> list[str]:
     unit, digits = (" %", 2) if scale > 1 else ("", 4)
     mean, (difference, *ends) = (
@@ -540,10 +620,15 @@ def _study_row(row: dict[str, Any], scale: float) -> list[str]:
     return [row["case"], mean, difference, " to ".join(ends) if "-" not in ends else "-", str(row["seeds"])]
 
 
+#: What is made of a study: the beginning of the table's name, before that of the study.
+STUDY_TABLES: dict[str, Callable[[str], str]] = {"study": study, "foretold": foretold, "grid": grid}
+
+
 def made(name: str, results: Path = RESULTS) -> str:
     """A table, with the command that its numbers come from."""
-    if name.startswith("study-"):
-        return study(name.removeprefix("study-"))
+    for kind, make in STUDY_TABLES.items():
+        if name.startswith(f"{kind}-"):
+            return make(name.removeprefix(f"{kind}-"))
     if name in PAIRS:
         file, label, base = PAIRS[name]
         command = json.loads((results / f"{file}.json").read_text(encoding="utf-8"))["command"]
@@ -552,12 +637,12 @@ def made(name: str, results: Path = RESULTS) -> str:
         return COMBINED[name](results)
     if name not in TABLES:
         raise SystemExit(f"there is no table {name!r}; known: {', '.join((*TABLES, *PAIRS, *COMBINED))}")
-    file, make = TABLES[name]
+    file, make_of = TABLES[name]
     path = results / f"{file}.json"
     if not path.is_file():
         return f"*Not measured yet: there is no result file `{file}.json`.*"
     found = json.loads(path.read_text(encoding="utf-8"))
-    return f"{make(found)}\n\nFrom `{found['command']}`."
+    return f"{make_of(found)}\n\nFrom `{found['command']}`."
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

@@ -19,7 +19,20 @@ from ..schedule.stability import FEWEST_SAMPLES, Lag, Motion, chain_limit, is_mo
 from ..table import Table
 from .motion import motion_of
 
-__all__ = ["EXPECTED", "RELIABILITY", "Advice", "Cure", "Verdict", "advise", "lags_of", "no_theory", "verdict_of"]
+__all__ = [
+    "EXPECTED",
+    "POINTS",
+    "RELIABILITY",
+    "Advice",
+    "Cure",
+    "Verdict",
+    "advise",
+    "earned",
+    "lags_of",
+    "margin_of",
+    "no_theory",
+    "verdict_of",
+]
 
 Verdict = Literal["about bp", "some loss", "large loss"]
 
@@ -34,7 +47,10 @@ class _Bounds(NamedTuple):
 #: Where the size of gradients matters, and where it does not: steps of one size are taken along an average.
 _SUMMING, _AVERAGING = _Bounds(2.25, 1.2), _Bounds(0.9, 0.75)
 
-#: Points of accuracy below backpropagation that a verdict stands for.
+#: Points of accuracy below backpropagation at which "some loss" and "large loss" begin; means of three seeds scatter by
+#: about one.
+POINTS = (2.0, 6.0)
+#: What a verdict stands for.
 EXPECTED: dict[Verdict, str] = {
     "about bp": "about as good as bp (within 2 points in short runs)",
     "some loss": "some loss of accuracy is likely (2 to 6 points in short runs)",
@@ -75,6 +91,7 @@ class Advice:
     - `limits`: a* of every stage, if it were alone.
     - `limit`: a* of all stages together, by which `verdict` goes.
     - `microbatches`: per update.
+    - `margin`: as `margin_of` has it; settings are ranked by it.
     - `warning`: if accuracy is likely to be lost.
     - `unknown`: why there is nothing to say about it, if so; then there are no limits and no verdict.
     """
@@ -83,6 +100,7 @@ class Advice:
     microbatches: int
     limits: tuple[float, ...] = ()
     limit: float | None = None
+    margin: float | None = None
     verdict: Verdict | None = None
     warning: str | None = None
     cure: Cure | None = None
@@ -150,7 +168,7 @@ def advise(
         cure = _Search(method, stages, motions, known, batch_size).best()
         warning = _warning(max(lateness) / method.per_update, limit, verdict, cure)
     limits = tuple(chain_limit([lag]) for lag in lags)
-    return Advice(lateness, method.per_update, limits, limit, verdict, warning, cure)
+    return Advice(lateness, method.per_update, limits, limit, margin_of(lags), verdict, warning, cure)
 
 
 def no_theory(method: Method, optimizer: Optimizer | Mapping[int, Optimizer] | Motion | None) -> str | None:
@@ -206,11 +224,34 @@ def verdict_of(lags: Sequence[Lag]) -> Verdict:
     >>> verdict_of([Lag(1), Lag(0)]), verdict_of([Lag(3), Lag(2), Lag(1), Lag(0)])
     ('some loss', 'large loss')
     """
-    borne = max(lag.motion.total for lag in lags) * chain_limit(lags)
-    bounds = _AVERAGING if all(lag.motion.scale_free for lag in lags) else _SUMMING
-    if not any(lag.lateness for lag in lags) or borne >= bounds.about_bp:
+    if not any(lag.lateness for lag in lags) or margin_of(lags) >= 1.0:
         return "about bp"
-    return "some loss" if borne >= bounds.some_loss else "large loss"
+    bounds = _bounds(lags)
+    return "some loss" if margin_of(lags) >= bounds.some_loss / bounds.about_bp else "large loss"
+
+
+def earned(points: float) -> Verdict:
+    """The verdict that a measured difference to backpropagation deserves, in points of accuracy.
+
+    >>> [earned(points) for points in (0.5, -1.9, -2.0, -6.0)]
+    ['about bp', 'about bp', 'some loss', 'large loss']
+    """
+    return "about bp" if points > -POINTS[0] else "some loss" if points > -POINTS[1] else "large loss"
+
+
+def margin_of(lags: Sequence[Lag]) -> float:
+    """The limit of all stages in total steps, over the bound from which on about nothing is lost.
+
+    It orders settings by how much delay costs them, those of different optimizers too: the larger, the less.
+
+    >>> margin_of([Lag(1), Lag(0)]) > margin_of([Lag(3), Lag(2), Lag(1), Lag(0)])
+    True
+    """
+    return max(lag.motion.total for lag in lags) * chain_limit(lags) / _bounds(lags).about_bp
+
+
+def _bounds(lags: Sequence[Lag]) -> _Bounds:
+    return _AVERAGING if all(lag.motion.scale_free for lag in lags) else _SUMMING
 
 
 def _by_stage(optimizer: Optimizer | Mapping[int, Optimizer] | None, count: int) -> list[Optimizer]:

@@ -33,6 +33,9 @@ def command(
         str | None, typer.Option(metavar="LABEL", help="Study: run only this case; * stands for anything.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Study: list the runs that would be done.")] = False,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Study: write down what the advisor expects, before any run.")
+    ] = False,
     data_dir: Annotated[str | None, typer.Option(help="Study: where the data are; also UNLATCH_DATA.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows as JSON; the page is written as well.")
@@ -45,6 +48,7 @@ def command(
     unlatch compare runs/* -o report.html --baseline bp-1 --json
     unlatch compare study.toml --jobs 2
     unlatch compare study.toml --dry-run
+    unlatch compare study.toml --predict
 
     A study is a file with settings and cases that differ from them. Its runs are done first: each leaves a line in
     results/NAME.jsonl, and the same command goes on after a stop or a kill.
@@ -54,10 +58,12 @@ def command(
             raise ConfigError(f"a study is compared by itself, but {len(runs)} are named: {', '.join(map(str, runs))}")
         from .study import Request, conduct
 
-        conduct(Request(runs[0], out, jobs, only, dry_run, baseline, data_dir, as_json))
+        conduct(Request(runs[0], out, jobs, only, dry_run, predict, baseline, data_dir, as_json))
         return
-    if jobs > 1 or only is not None or dry_run or data_dir is not None:
-        raise ConfigError("--jobs, --only, --dry-run and --data-dir are for studies: name a TOML file with [study]")
+    if jobs > 1 or only is not None or dry_run or predict or data_dir is not None:
+        raise ConfigError(
+            "--jobs, --only, --dry-run, --predict and --data-dir are for studies: name a TOML file with [study]"
+        )
     _compare_folders(runs, out or Path("comparison.html"), baseline, as_json)
 
 

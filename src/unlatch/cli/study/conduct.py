@@ -27,6 +27,7 @@ from ...table import Table
 from ..console import emit_json, people
 from ..prepare import loaders, prepare
 from ..settings import JUDGES
+from .foretell import foretell
 from .jobs import performed
 from .progress import StudyProgress, duration_text, time_left
 from .run import Job, samples
@@ -43,6 +44,7 @@ class Request:
     jobs: int
     only: str | None
     dry_run: bool
+    predict: bool
     baseline: str | None
     data_dir: str | None
     as_json: bool
@@ -58,6 +60,10 @@ def conduct(request: Request) -> None:
     console = people(request.as_json)
     if request.dry_run:
         _announce(console, study, wanted, read_results(folder / f"{study.name}.jsonl"))
+        return
+    if request.predict:
+        done = len(_settled(read_results(folder / f"{study.name}.jsonl")))
+        foretell(replace(study, baseline=_baseline(request, study)), folder, done, command_of(request), console)
         return
     with Results(folder / f"{study.name}.jsonl") as results:
         missing = [run for run in wanted if run.digest not in _settled(results.rows)]
@@ -82,7 +88,7 @@ def command_of(request: Request) -> str:
     flags: dict[str, Any] = {"--out": request.out, "--only": request.only, "--data-dir": request.data_dir}
     flags["--jobs"] = request.jobs if request.jobs > 1 else None
     words += [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    return shlex.join(words)
+    return shlex.join([*words, *(["--predict"] if request.predict else [])])
 
 
 def _check(request: Request, study: Study) -> None:
@@ -206,7 +212,7 @@ def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any
     from ...report.study import study_report, write_study
 
     whole = command_of(replace(request, only=None))
-    report = study_report(study, rows, request.baseline or study.baseline or _plain(study), whole)
+    report = study_report(study, rows, _baseline(request, study), whole)
     page = write_study(report, folder / study.name)
     if request.as_json:
         emit_json({"page": str(page), "results": str(folder / f"{study.name}.jsonl"), **report.as_json()})
@@ -217,7 +223,7 @@ def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any
     console.print(f"page: {page}")
 
 
-def _plain(study: Study) -> str:
-    """The first case of plain backpropagation, else the first one."""
+def _baseline(request: Request, study: Study) -> str:
+    """What is asked for, else the first case of plain backpropagation, else the first one."""
     plain = (case.label for case in study.cases if case.config.method.name == BASELINE)
-    return next(plain, study.cases[0].label)
+    return request.baseline or study.baseline or next(plain, study.cases[0].label)
