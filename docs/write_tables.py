@@ -132,6 +132,20 @@ def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], ru
     return table(heads, rows.values())
 
 
+def auxnet_shares(found: dict[str, Any]) -> str:
+    """The cost of AuxNets beside what they stand for, and of the slowest rank beside the whole network."""
+    rows = [
+        [
+            f"{row['model']}, K={len(row['ranks'])}",
+            ", ".join(f"{100 * share:.0f} %" for share in row["auxnets"]),
+            " / ".join(f"{share:.2f}" for share in row["ranks"]),
+            f"{row['step']:.2f}",
+        ]
+        for row in found["rows"]
+    ]
+    return table(["", "AuxNets, of what they stand for", "work of each rank", "step"], rows)
+
+
 def growth(found: dict[str, Any]) -> str:
     blocks = sorted({row["blocks"] for row in found["rows"]})
     methods = list(dict.fromkeys(row["method"] for row in found["rows"]))
@@ -332,7 +346,8 @@ def _facts(results: Path) -> dict[str, Any]:
     """What templates may name; a result file that is not there leaves its names out."""
     facts: dict[str, Any] = {}
     sources: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
-        "inline": ("inline_overhead", lambda found: found["ratio"]),
+        "auxnet-shares": ("auxnet_shares", auxnet_shares),
+    "inline": ("inline_overhead", lambda found: found["ratio"]),
         "speed": ("pipeline_speed", _ours),
         "digits": ("accuracy_digits", partial(_by, "method", "stages")),
         "growth": ("petra_memory", lambda found: found["growth"]),

@@ -98,6 +98,31 @@ def test_single_vectors_at_a_normalised_border_are_warned_of(caplog):
     assert warning not in build_with(1, border_norm=False)
 
 
+@pytest.mark.parametrize(
+    ("norm", "options", "warned"),
+    [
+        (False, {}, True),
+        (True, {}, False),
+        (False, {"pull": 1.0}, False),
+        (False, {"beta": 0.03}, False),
+        (False, {"pull": 1.0, "beta": 30.0}, True),
+        (False, {"ablation": "shallow"}, False),
+    ],
+)
+def test_a_strong_pull_on_stages_that_do_not_normalise_is_warned_of(norm, options, warned, caplog):
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    unlatch.parallelize(
+        build("mlp", widths=(6, 5, 5, 5, 3), batch_norm=norm),
+        AuxNet(**options),
+        stages=3,
+        loss_fn=cross_entropy,
+        optimizer=plain_sgd,
+        split=["layers.1", "layers.3"],
+        sample=(x, y),
+    )
+    assert ("nothing normalises in stage 0, 1, so that its steps grow" in caplog.text) == warned
+
+
 def test_a_table_of_other_stages_is_not_taken_over(tmp_path, caplog):
     """The stages disagreed on which samples were known, and waited for each other for ever."""
     run = conv_run("auxvar", 2)

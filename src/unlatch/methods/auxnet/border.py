@@ -176,6 +176,8 @@ class BorderMethod(Local):
         networks.require_single_tensors()
         if self.border_norm:
             networks.warn_of_single_vectors()
+            if self.units == "mean" and self.ablation in ("none", "no-adjoint"):
+                networks.warn_of_strong_pull(self.beta_at(0) * self.pull)
         return self._stations(networks, stages, probe)
 
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ __all__ = ["Networks"]
 
 log = logging.getLogger("unlatch")
 _STREAM = 1 << 33
+#: On digits a perceptron of four layers loses little up to here, and everything at ten times as much.
+_MOST_PULL = 3.0
 
 
 class Networks:
@@ -103,6 +106,23 @@ class Networks:
             log.warning(
                 "border_norm compares channels over a batch, and a single vector has no variance: with (micro-)batches "
                 "of one sample all predictions are alike. Use larger batches, or border_norm=False."
+            )
+
+    def warn_of_strong_pull(self, weight: float) -> None:
+        """Stages that do not normalise feel the whole weight of a border loss in their steps."""
+        starts = self.blueprint.plan.starts
+        bare = [
+            str(stage)
+            for stage, (start, end) in enumerate(pairwise(starts))
+            if not any(_normalises(block.module) for block in self.blueprint.blocks[start:end])
+        ]
+        if bare and weight > _MOST_PULL:
+            log.warning(
+                "nothing normalises in stage %s, so that its steps grow with the weight of the border loss, here %g: "
+                "ReLUs die and the trained network may end at chance while the AuxNet and the last stage alone do "
+                "well. Pass pull=1, or use blocks with batch or layer norm.",
+                ", ".join(bare),
+                weight,
             )
 
     def auxnet(
@@ -216,6 +236,11 @@ class Networks:
         got = tuple(trial.shape[1:]) if isinstance(trial, Tensor) else type(trial).__name__
         if got != self.output:
             raise ShapeMismatch(f"the head of stage {stage} puts out {got} per sample, the network {self.output}")
+
+
+def _normalises(module: nn.Module) -> bool:
+    # By name, since models of others bring layers of their own, as LlamaRMSNorm.
+    return any("norm" in type(part).__name__.lower() for part in module.modules())
 
 
 def _parts(state: Any) -> str:
