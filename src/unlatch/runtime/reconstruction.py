@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 from torch import Tensor
 
@@ -24,14 +25,20 @@ class Reconstruction:
     >>> found = Reconstruction()
     >>> kept = found.sample(0, torch.ones(3))
     >>> found.compare(0, kept, torch.tensor([1.0, 1.0, 1.3]))
-    >>> round(found.worst, 3), len(found.history)
-    (0.173, 1)
+    >>> round(found.worst, 3), round(found.usual, 3), len(found.history)
+    (0.173, 0.173, 1)
     """
 
     def __init__(self) -> None:
         #: Pairs (micro-batch, error), newest last.
         self.history: deque[tuple[int, float]] = deque(maxlen=1000)
         self.worst = 0.0
+
+    @property
+    def usual(self) -> float | None:
+        """The median of the later half of all measurements: the first ones are made before the weights have moved."""
+        errors = [error for _, error in self.history]
+        return median(errors[len(errors) // 2 :]) if errors else None
 
     def sample(self, micro: int, inputs: Tree) -> Tree:
         """What to keep of the true input until its reconstruction comes; `None` if this micro-batch is not measured."""

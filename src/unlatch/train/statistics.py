@@ -30,6 +30,7 @@ class StageStatistics:
     - `stored_bytes`: most bytes stored for these, as queues of inputs or as graphs; 0 where inputs are reconstructed.
     - `message_bytes`: most bytes of activations, targets and gradients that had come for it and were not taken up yet.
     - `reconstruction_error`: largest relative error of a reconstructed input; `None` where none is reconstructed.
+    - `usual_reconstruction_error`: median of the later half of these measurements, when the pipeline is full.
     - `reconstruction`: all measurements (micro-batch, error), newest last.
     - `replica`: which one of the network it is a stage of.
     """
@@ -49,6 +50,7 @@ class StageStatistics:
     stored_bytes: int = 0
     message_bytes: int = 0
     reconstruction_error: float | None = None
+    usual_reconstruction_error: float | None = None
     reconstruction: tuple[tuple[int, float], ...] = ()
     replica: int = 0
 
@@ -89,6 +91,7 @@ def local_statistics(
             stored_bytes=stage.stored_bytes,
             message_bytes=engine.mail.waiting.most[index],
             reconstruction_error=stage.reconstruction.worst if stage.reverses else None,
+            usual_reconstruction_error=stage.reconstruction.usual if stage.reverses else None,
             reconstruction=tuple(stage.reconstruction.history),
             replica=engine.stations[index].column,
         )
