@@ -1,12 +1,13 @@
 """Claim (AuxNet, speed-up over the number of stages K; published numbers not at hand): with AuxNets of one block per
 resolution a step becomes shorter with every stage from K = 2 to 4 on ResNet-56, ResNet-110 and WRN-28-10, and the
-simulated speed-up is within 10 % of the formula rho(K) of the paper with the terms of the same costs.
+simulated speed-up is within 10 % of the formula rho(K) of the paper with the terms of the same costs. Reached: the
+first part; the second on ResNet-110, not at all K of the others, where cuts by cost do better than even shares.
 
     python benchmarks/auxnet_speedup.py
 
-Images of 32x32, costs in multiply-accumulates, cuts by the method's own rule, messages free. The largest AuxNet of a run
-is what the formula counts on every device. Everything is simulated, nothing is timed: `auxnet_step_time.py` measures
-two ranks, of ResNet-56 and with `--widen` of a wide network that fits this machine.
+Images of 32x32, costs in multiply-accumulates, cuts by the method's own rule, messages free. The largest AuxNet of a
+run is what the formula counts on every device. Everything is simulated, nothing is timed: `auxnet_step_time.py`
+measures two ranks, of ResNet-56 and with `--widen` of a wide network that fits this machine.
 """
 
 from __future__ import annotations

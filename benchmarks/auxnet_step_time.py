@@ -6,8 +6,8 @@ ResNet-56 with AuxNets of one block per resolution (batch 100, fp32, channels_la
 Rounds are interleaved: every round measures BP on one rank while the other waits, then auxnet on both, and counts the
 time in which all ranks that take part are at work. The terms of the speed-up formula are measured inside the same run;
 from them follow the speed-up that it predicts and the number of stages at which there begins to be one. With 27 blocks
-and AuxNets of 2 blocks and a stem, even halves would give about 0.54. `--widen N` takes a wide ResNet instead, and writes
-`auxnet_step_time_wrn.json`; its `--depth` is 10, 16, 22 or 28.
+and AuxNets of 2 blocks and a stem, even halves would give about 0.54. `--widen N` takes a wide ResNet instead, and
+writes `auxnet_step_time_wrn.json`; its `--depth` is 10, 16, 22 or 28.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Claim (PETRA, Table 3: memory by what is buffered): with the paper's way of counting the planner gives the paper's four
-numbers for RevNet-50 (44.5, 43.6, 21.2 and 20.3 GB) within 0.1 GB, and with nothing counted too little PETRA saves more
-than the 54.3 % of the paper.
+"""Claim (PETRA, Table 3: memory by what is buffered): with the paper's way of counting the planner gives the paper's
+four numbers for RevNet-50 (44.5, 43.6, 21.2 and 20.3 GB) within 0.1 GB, and with nothing counted too little PETRA saves
+more than the 54.3 % of the paper. Reached: both.
 
     python benchmarks/petra_buffers.py
 
-A block per stage, k = 1, batches of 64: RevNet-18, 34 and 50 on images of 224x224, from shapes alone. *As published* counts
-one stream of the input of reversible stages, and the inputs of the stem only where all inputs are kept; *corrected*
-counts both streams and the stem everywhere. The paper's numbers are such counts as well, not measurements.
+A block per stage, k = 1, batches of 64: RevNet-18, 34 and 50 on images of 224x224, from shapes alone. *As published*
+counts one stream of the input of reversible stages, and the inputs of the stem only where all inputs are kept;
+*corrected* counts both streams and the stem everywhere. The paper's numbers are such counts as well, not measurements.
 """
 
 from __future__ import annotations
