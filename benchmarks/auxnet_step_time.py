@@ -1,12 +1,13 @@
 """Claim: at K=2 on 2 ranks with one thread each, a step of auxnet takes at most 0.65 of a step of one-process BP, for
 ResNet-56 with AuxNets of one block per resolution (batch 100, fp32, channels_last).
 
-    python benchmarks/auxnet_step_time.py [--repeats 7] [--steps 4] [--batch 100]
+    python benchmarks/auxnet_step_time.py [--repeats 7] [--steps 4] [--batch 100] [--depth 16 --widen 4]
 
 Rounds are interleaved: every round measures BP on one rank while the other waits, then auxnet on both, and counts the
 time in which all ranks that take part are at work. The terms of the speed-up formula are measured inside the same run;
 from them follow the speed-up that it predicts and the number of stages at which there begins to be one. With 27 blocks
-and AuxNets of 2 blocks and a stem, even halves would give about 0.54.
+and AuxNets of 2 blocks and a stem, even halves would give about 0.54. `--widen N` takes a wide ResNet instead, and
+writes `auxnet_step_time_wrn.json`; its `--depth` is 10, 16, 22 or 28.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch.nn.functional import cross_entropy
 import unlatch
 from unlatch.methods.auxnet.partition import auxnet_split
 from unlatch.methods.local.statistics import layer_parallel_times
-from unlatch.models import build
+from unlatch.models.resnet_cifar import CifarResNet
+from unlatch.models.wide_resnet import WideResNet
 from unlatch.nn.chain import chain
 
 TARGET = 0.65
@@ -36,21 +38,22 @@ def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(10, (size,), generator=generator)
 
 
-def model(depth: int) -> nn.Module:
+def model(depth: int, widen: int) -> nn.Module:
     torch.manual_seed(0)
-    return build("unlatch.models.resnet_cifar:CifarResNet", depth=depth).to(memory_format=torch.channels_last)
+    network = WideResNet(depth, widen) if widen else CifarResNet(depth)
+    return network.to(memory_format=torch.channels_last)
 
 
-def measure(depth: int, size: int, steps: int, repeats: int) -> dict[str, Any]:
+def measure(depth: int, widen: int, size: int, steps: int, repeats: int) -> dict[str, Any]:
     """On every rank: when each step of each round was done, and what the method measured."""
     data, rank = batch(size), dist.get_rank()
-    network = model(depth)
+    network = model(depth, widen)
     cut = [auxnet_split(chain(network), data[0], 2)] if rank == 0 else [None]
     dist.broadcast_object_list(cut)
     run = unlatch.parallelize(
         network, "auxnet", stages=2, loss_fn=cross_entropy, optimizer=SGD, split=cut[0], sample=data
     )
-    plain = model(depth)
+    plain = model(depth, widen)
     optimizer = SGD(plain.parameters())
 
     def plain_step() -> None:
@@ -77,9 +80,10 @@ def main() -> None:
     parser = options(__doc__, repeats=7, steps=4)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--depth", type=int, default=56)
+    parser.add_argument("--widen", type=int, default=0, help="width of a wide ResNet; 0: an ordinary one")
     args = parser.parse_args()
     with unlatch.Ranks(2) as ranks:
-        each = ranks.run(measure, args.depth, args.batch, args.steps, args.repeats)
+        each = ranks.run(measure, args.depth, args.widen, args.batch, args.steps, args.repeats)
     found = each[0]
     rounds = {name: zip(*(rank["ends"][name] for rank in each), strict=True) for name in ("bp", "auxnet")}
     times = {name: [steady_seconds(ends) for ends in rows] for name, rows in rounds.items()}
@@ -100,7 +104,9 @@ def main() -> None:
         "split": found["split"],
         "settings": {name: value for name, value in vars(args).items() if name != "out"},
     }
-    write("auxnet_step_time", result, args.out)
+    chosen = f" --depth {args.depth} --widen {args.widen}" if args.widen else ""
+    result["command"] = f"python benchmarks/auxnet_step_time.py --repeats {args.repeats} --steps {args.steps}{chosen}"
+    write("auxnet_step_time_wrn" if args.widen else "auxnet_step_time", result, args.out)
     median = result["ratio"]["median"]
     print(f"auxnet / bp: {median:.3f} (target {TARGET}), best {min(ratios):.3f}, worst {max(ratios):.3f}")
     print(f"speed-up {1 / median:.2f}, formula with measured terms {terms.speed_up(2):.2f}; ", end="")

@@ -101,6 +101,8 @@ def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "model": model,
                 "mean": round(mean(case["mean"] for case in cases), 3),
+                "mean_without_alexnet": _mean_without(results, model, "alexnet"),
+                "best_without_alexnet": max((near[name] for name in near if name != "alexnet"), default=None),
                 "mean_anywhere": round(mean(mean(case["anywhere"]) for case in cases), 3),
                 "best_at_7_to_9": near[best],
                 "network": best,
@@ -112,6 +114,12 @@ def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _mean_without(results: dict[str, dict[str, Any]], model: str, left_out: str) -> float | None:
+    """One network of few, very unequal layers gains most: the mean of the others."""
+    means = [models[model]["mean"] for name, models in results.items() if name != left_out]
+    return round(mean(means), 3) if means else None
 
 
 def draw(results: dict[str, dict[str, Any]], models: Sequence[str]) -> Figure:

@@ -29,6 +29,10 @@ from unlatch.report.foretold import Judged, correlations, judged, read_foretold
 from unlatch.report.paired import ENOUGH, paired
 from unlatch.report.study import StudyReport, study_report
 
+# Scripts of this folder are no package, and tests load this one by its path.
+sys.path.insert(0, str(Path(__file__).parent))
+import paper_claims
+
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "studies"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -473,8 +477,17 @@ def _points(name: str, studies: Path) -> dict[str, float]:
     return {row["case"]: 100 * row["difference"] for row in rows}
 
 
+def paper(name: str, results: Path) -> str:
+    """A paper's tables and figures beside ours, with verdicts."""
+    return table(paper_claims.HEADS, paper_claims.paper(name, results), words=len(paper_claims.HEADS))
+
+
 #: Tables made of several result files.
-COMBINED: dict[str, Callable[[Path], str]] = {"decisions": decisions, "methods": method_table}
+COMBINED: dict[str, Callable[[Path], str]] = {
+    "decisions": decisions,
+    "methods": method_table,
+    **{f"paper-{name}": partial(paper, name) for name in paper_claims.PAPERS},
+}
 
 #: Name of a table: the result file, and what makes the table of it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from unlatch.config.study import load_study
 ROOT = Path(__file__).parents[1]
 
 tables = docs_script("write_tables")
+claims = tables.paper_claims
 MARKED = [page for page in tables.PAGES if tables.MARKED.search(page.read_text(encoding="utf-8"))]
 
 
@@ -132,3 +134,70 @@ def test_expectations_say_where_they_come_from(tmp_path: Path) -> None:
     named = {name for case in tables.CASES for name in re.findall(r"`([\w-]+)`", case.method)}
     assert named <= set(methods.names())
     assert tables.made("decisions", tmp_path).count("not measured yet") == sum("{" in text for text in told)
+
+
+def test_the_page_of_the_papers_has_them_all() -> None:
+    assert {f"paper-{name}" for name in claims.PAPERS} == _tables_of("docs/papers.md")
+    shown = " ".join(claim.where for claim in claims.DTR)
+    numbered = {f"Figure {n}" for n in range(3, 9)} | {f"Table {n}" for n in range(1, 9)}
+    assert {name for name in numbered if name not in shown} == set()
+
+
+def test_verdicts_follow_their_rules() -> None:
+    assert doctest.testmod(claims).failed == 0
+
+
+@pytest.mark.parametrize("name", claims.PAPERS)
+def test_what_no_file_says_is_not_judged(name: str, tmp_path: Path) -> None:
+    results = tmp_path / "benchmarks" / "results"
+    by_library = {"weight_delay", "kept_inputs", "delay_law"}
+    for claim, (*_, ours, verdict, _why) in zip(claims.PAPERS[name], claims.paper(name, results), strict=True):
+        if by_library.isdisjoint(getattr(source, "__name__", "") for source in claim.sources):
+            assert verdict in ("**not measured yet**", "**not comparable**"), ours
+            assert "not measured yet: `" in ours or "cannot be had" in ours
+
+
+def test_another_result_is_another_verdict(tmp_path: Path) -> None:
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    found = json.loads((ROOT / "benchmarks" / "results" / "petra_buffers.json").read_text(encoding="utf-8"))
+
+    def verdict() -> str:
+        (results / "petra_buffers.json").write_text(json.dumps(found))
+        said: str = {row[0]: row[4] for row in claims.paper("petra", results)}["Table 3"]
+        return said
+
+    assert verdict() == "**held**"
+    next(row for row in found["rows"] if "published" in row)["bytes"] *= 1.2
+    assert verdict() == "**partly: 3 of 4**"
+
+
+def test_a_study_that_is_half_done_tells_what_is_missing(tmp_path: Path) -> None:
+    results, studies = tmp_path / "benchmarks" / "results", tmp_path / "studies"
+    (studies / "results").mkdir(parents=True)
+    cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "{method.name}, K=2"\nmethod.name = ["dtr", "dtrp"]\n'
+    cases += "run.stages = 2\n"
+    study = studies / "cifar-full.toml"
+    study.write_text(f'[study]\nseeds = 3\nbaseline = "bp"\n[model]\nname = "mlp"\n{cases}')
+    scores = {"bp": (0.9, 0.91, 0.92), "dtrp, K=2": (0.88, 0.892, 0.901)}
+    lines = [
+        {"digest": run.digest, "status": "finished", "evaluation": {"accuracy": scores[run.label][run.seed]}}
+        for run in load_study(study).runs()
+        if run.label in scores
+    ]
+    (studies / "results" / "cifar-full.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, _, _, ours, verdict, _ = next(row for row in claims.paper("dtr", results) if row[0] == "Figure 8, Table 3")
+    # Differences -2.0, -1.8 and -1.9: mean -1.9, Student's interval of 3 seeds reaches 0.25 to either side.
+    assert "CIFAR-10, 3 epochs, dtrp, K=2: -1.90 (-2.15 to -1.65)" in ours
+    assert (
+        "CIFAR-10, 3 epochs, dtr, K=2: not measured yet (`unlatch compare studies/cifar-full.toml --data-dir DIR`)"
+        in ours
+    )
+    assert verdict == "**not held**"
+
+
+def test_pictures_of_the_papers_are_those_of_the_result_files() -> None:
+    figures = docs_script("make_paper_figures")
+    for name in figures.PICTURES:
+        drawn = (ROOT / "docs" / "img" / "papers" / f"{name}.svg").read_text(encoding="utf-8")
+        assert figures.drawn(name) == drawn, "run `python docs/make_paper_figures.py`"
