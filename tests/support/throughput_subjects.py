@@ -51,6 +51,29 @@ def subject(model=layers, samples: int = 8) -> Subject:
     return Subject(model, partial(batch, samples), nn.functional.mse_loss, SGD)
 
 
+def batches(count: int, samples: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(samples, 16, generator=generator), torch.randn(samples, 16)) for _ in range(count)]
+
+
+def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+
+
+def learnt(system: System, one: Subject, data: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """On a rank: the weights that a system has after a pass over batches; nothing where it does not train."""
+    training = system.start(one)
+    if training is None:
+        return {}
+    for batch_of_all in data:
+        training.feed(batch_of_all)
+        training.step()
+    training.flush()
+    found = {name: tensor.clone() for name, tensor in training.weights().items()}
+    training.close()
+    return found
+
+
 @dataclass(frozen=True)
 class Broken(System):
     """Fails where it is started."""
