@@ -19,6 +19,11 @@ def layers() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)))
 
 
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)) for _ in range(4)))
+
+
 def tied() -> nn.Module:
     model = layers()
     model[3][0].weight = model[0][0].weight

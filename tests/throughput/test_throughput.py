@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from throughput_subjects import Broken, batch, batches, halving, layers, learnt, pairs, subject, tied
+from throughput_subjects import Broken, batch, batches, halving, layers, learnt, normed, pairs, subject, tied
 from unlatch.cli import app, throughputs
 from unlatch.errors import UnlatchError
 from unlatch.methods import get
@@ -102,6 +102,15 @@ def test_systems_without_delay_learn_the_same_from_a_stream_of_batches(ranks2) -
             for name, tensor in model.state_dict().items():
                 # Sums in another order differ in the last bits of fp32.
                 torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=f"{system}: {name}")
+
+
+def test_batch_norm_counts_every_micro_batch_of_torchs_pipelines_once(ranks2) -> None:
+    system, data = TorchPipeline("1f1b", 2, (0, 2)), batches(3)
+    found = ranks2.run(learnt, system, subject(normed), data)[0]
+    assert {name: int(n) for name, n in found.items() if name.endswith("tracked")} == {
+        f"{block}.1.num_batches_tracked": 6 for block in range(4)
+    }
+    assert all(tensor.isfinite().all() for tensor in found.values())
 
 
 def test_everybody_takes_part() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,8 +75,10 @@ class _Running:
 
         self.rank, ranks = dist.get_rank(), dist.get_world_size()
         self.model = subject.model()
-        self.part = _Contiguous(cut_apart(chain(self.model), pipeline.starts)[self.rank], subject)
-        stage = PipelineStage(self.part, self.rank, ranks, torch.device("cpu"))
+        parts = [_Contiguous(blocks, subject) for blocks in cut_apart(chain(self.model), pipeline.starts)]
+        self.part = parts[self.rank]
+        shapes = _shapes(parts[: self.rank + 1], subject, pipeline.parts)
+        stage = PipelineStage(self.part, self.rank, ranks, torch.device("cpu"), *shapes)
         kind: Any = getattr(schedules, ORDERS[pipeline.order])
         several = issubclass(kind, schedules.PipelineScheduleMulti)
         self.schedule = kind([stage] if several else stage, pipeline.parts, loss_fn=subject.value)
@@ -126,6 +129,22 @@ class _Contiguous(nn.Module):
         with self.casting():
             out: Tensor = self.part(x).contiguous()
         return out
+
+
+def _shapes(parts: Sequence[_Contiguous], subject: Subject, count: int) -> tuple[Tensor, Tensor]:
+    """What goes into the last of these stages and comes out of it, of one of so many micro-batches.
+
+    Torch would find out by a forward on memory that nobody has written, which batch norm would count.
+    """
+    x, _ = subject.batch()
+    assert isinstance(x, Tensor)
+    given, out = x, x[: len(x) // count].contiguous()
+    for part in parts:
+        given = out if part is parts[0] else out.detach().requires_grad_()
+        part.eval()
+        out = part(given)
+        part.train()
+    return given, out
 
 
 def _check(subject: Subject, starts: tuple[int, ...], parts: int) -> None:
