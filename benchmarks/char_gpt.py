@@ -18,10 +18,11 @@ import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from common import write
+from common import RESULTS, command, write
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["bp"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file; another one for a trial")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -112,7 +114,8 @@ def main() -> None:
         print(f"{method:12} median {summary[method]['median']:.4f}, range {min(losses):.4f} to {max(losses):.4f}")
     holds = "bp" not in summary or abs(summary["bp"]["median"] - TARGET) <= TOLERANCE
     print(f"bp within {TARGET} +- {TOLERANCE}: {'holds' if holds else 'does not hold'}")
-    write("char_gpt", {"target": TARGET, "steps": asked.steps, "summary": summary, "runs": rows})
+    result = {"target": TARGET, "steps": asked.steps, "summary": summary, "runs": rows, "command": command()}
+    write("char_gpt", result, asked.out)
 
 
 if __name__ == "__main__":

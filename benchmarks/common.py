@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from unlatch.io.results import Results
 from unlatch.io.versions import versions
 from unlatch.throughput.timing import WARM, completions, interleave, spread, steady_seconds
 
-__all__ = ["RESULTS", "WARM", "completions", "interleave", "options", "spread", "steady_seconds", "write"]
+__all__ = [
+    "RESULTS",
+    "WARM",
+    "Finished",
+    "command",
+    "completions",
+    "interleave",
+    "options",
+    "spread",
+    "steady_seconds",
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
+#: Options with a folder of this machine: what is to stand for it in a result file.
+_FOLDERS = {"--out": "", "--data-dir": "--data-dir DIR", "--data": "--data DIR"}
 
 
 def options(doc: str | None, *, repeats: int, steps: int) -> argparse.ArgumentParser:
@@ -23,6 +39,36 @@ def options(doc: str | None, *, repeats: int, steps: int) -> argparse.ArgumentPa
     parser.add_argument("--steps", type=int, default=steps, help="steps per round that count")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file; another one for a trial")
     return parser
+
+
+def command() -> str:
+    """How this program was called, for its result file: with its options, without folders of this machine."""
+    told, given = [], iter(sys.argv[1:])
+    for word in given:
+        option, equals, _ = word.partition("=")
+        if option in _FOLDERS:
+            if not equals:
+                next(given, None)
+            told.append(_FOLDERS[option])
+        else:
+            told.append(shlex.quote(word))
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *filter(None, told)])
+
+
+class Finished(Results):
+    """Measurements, each a line of a file that outlives a kill; what is there is not measured again."""
+
+    def find(self, **key: Any) -> dict[str, Any] | None:
+        """The line with these values, if there is one."""
+        return next((row for row in self.rows if all(row.get(name) == value for name, value in key.items())), None)
+
+    def once(self, measure: Callable[[], Mapping[str, Any]], **key: Any) -> dict[str, Any]:
+        """The line with this key; measured now unless it is there."""
+        if self.find(**key) is None:
+            self.add({**key, **measure()})
+        found = self.find(**key)
+        assert found is not None, "a key has no values that JSON changes"
+        return found
 
 
 def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:

@@ -19,6 +19,11 @@ def layers() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)))
 
 
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)) for _ in range(4)))
+
+
 def tied() -> nn.Module:
     model = layers()
     model[3][0].weight = model[0][0].weight
@@ -49,6 +54,29 @@ def batch(samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 def subject(model=layers, samples: int = 8) -> Subject:
     return Subject(model, partial(batch, samples), nn.functional.mse_loss, SGD)
+
+
+def batches(count: int, samples: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(samples, 16, generator=generator), torch.randn(samples, 16)) for _ in range(count)]
+
+
+def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+
+
+def learnt(system: System, one: Subject, data: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """On a rank: the weights that a system has after a pass over batches; nothing where it does not train."""
+    training = system.start(one)
+    if training is None:
+        return {}
+    for batch_of_all in data:
+        training.feed(batch_of_all)
+        training.step()
+    training.flush()
+    found = {name: tensor.clone() for name, tensor in training.weights().items()}
+    training.close()
+    return found
 
 
 @dataclass(frozen=True)

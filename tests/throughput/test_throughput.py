@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from throughput_subjects import Broken, batch, layers, pairs, subject, tied
+from throughput_subjects import Broken, batch, batches, halving, layers, learnt, normed, pairs, subject, tied
 from unlatch.cli import app, throughputs
 from unlatch.errors import UnlatchError
 from unlatch.methods import get
@@ -79,6 +80,37 @@ def test_the_loop_is_plain_pytorch() -> None:
         optimizer.step()
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+EXACT = [Plain(), Plain(2), DDP(), TorchPipeline("1f1b", 4, (0, 2)), TorchPipeline("zero bubble", 2, (0, 2))]
+
+
+def test_systems_without_delay_learn_the_same_from_a_stream_of_batches(ranks2) -> None:
+    """Every rank takes its share of what all are fed, learning rates follow their schedule, all weights come back."""
+    one, data = replace(subject(), lr_scheduler=halving), batches(4)
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scheduler = halving(optimizer)
+    for x, y in data:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    for system in [*EXACT, Ours(get("1f1b", microbatches=2)).fitted(one, 2)]:
+        for found in ranks2.run(learnt, system, one, data)[: system.processes(2)]:
+            assert list(found) == list(model.state_dict()), str(system)
+            for name, tensor in model.state_dict().items():
+                # Sums in another order differ in the last bits of fp32.
+                torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=f"{system}: {name}")
+
+
+def test_batch_norm_counts_every_micro_batch_of_torchs_pipelines_once(ranks2) -> None:
+    system, data = TorchPipeline("1f1b", 2, (0, 2)), batches(3)
+    found = ranks2.run(learnt, system, subject(normed), data)[0]
+    assert {name: int(n) for name, n in found.items() if name.endswith("tracked")} == {
+        f"{block}.1.num_batches_tracked": 6 for block in range(4)
+    }
+    assert all(tensor.isfinite().all() for tensor in found.values())
 
 
 def test_everybody_takes_part() -> None:

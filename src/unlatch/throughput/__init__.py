@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .field import everybody
 from .picture import draw
-from .session import Row, compare
+from .session import Row, compare, lasting_ranks
 from .subject import Subject
 from .systems import DDP, Independent, Ours, Plain, System, Unsuitable
 from .this_machine import Courier, MachineCosts, action_seconds, channel, machine_costs
@@ -33,5 +33,6 @@ __all__ = [
     "compare",
     "draw",
     "everybody",
+    "lasting_ranks",
     "machine_costs",
 ]

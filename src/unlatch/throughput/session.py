@@ -21,7 +21,7 @@ from .subject import Subject
 from .systems import Independent, Plain, System, Unsuitable
 from .timing import completions, steady_seconds
 
-__all__ = ["Row", "compare"]
+__all__ = ["Row", "compare", "lasting_ranks"]
 
 #: Of the time there is, what the first round may take: a number from one round alone has no spread.
 _FIRST = 0.6
@@ -104,7 +104,7 @@ def compare(
     """
     candidates = [_Candidate(system, steps) for system in systems]
     begun, samples = time.monotonic(), batch_size(subject.batch()[0])
-    with _lasting_ranks(ranks) as run:
+    with lasting_ranks(ranks) as run:
         for turn in range(rounds):
             share = 1.0 if turn else _FIRST
             for one in candidates:
@@ -166,15 +166,18 @@ def _on_rank(system: System, subject: Subject, steps: int) -> tuple[list[float],
 
 
 @contextmanager
-def _lasting_ranks(count: int) -> Iterator[Callable[..., list[Any]]]:
-    """A function that runs a job on ranks; after a failure, which ends them, on new ones."""
+def lasting_ranks(count: int, patience: float = _STUCK) -> Iterator[Callable[..., list[Any]]]:
+    """A function that runs a job on local ranks; after a failure, which ends them, on new ones.
+
+    **Arguments:** `patience`: seconds after which a job counts as stuck.
+    """
     alive: list[Ranks] = []
 
     def run(*job: Any) -> list[Any]:
         if not alive:
             alive.append(Ranks(count))
         try:
-            return alive[0].run(*job, timeout=_STUCK)
+            return alive[0].run(*job, timeout=patience)
         except UnlatchError:
             alive.pop().close(force=True)
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from ..nn.tree import Tree
 from ..rules.losses import LossFunction, measured
 from ..rules.updates import OptimizerFactory, StagePlace, make_optimizer
 
-__all__ = ["Subject"]
+__all__ = ["Subject", "Updates"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Subject:
 
     - `model`: makes the model, with the same weights in every process.
     - `batch`: makes one batch `(x, y)`.
-    - `loss_fn`, `optimizer`, `precision`: as in `unlatch.parallelize`.
+    - `loss_fn`, `optimizer`, `precision`, `lr_scheduler`: as in `unlatch.parallelize`; schedules step at every update.
 
     >>> import functools
     >>> sgd = functools.partial(torch.optim.SGD, lr=0.1)
@@ -40,18 +40,11 @@ class Subject:
     loss_fn: LossFunction
     optimizer: OptimizerFactory
     precision: Literal["fp32", "bf16"] = "fp32"
+    lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
     def whole(self) -> nn.Module:
         """The model in one piece."""
         return as_module(self.model())
-
-    def optimizer_of(self, module: nn.Module) -> torch.optim.Optimizer | None:
-        """The optimizer of a whole model or of a part of it; `None` where there is nothing to train."""
-        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-        if not named:
-            return None
-        place = StagePlace(0, 1, 0, tuple(name for name, _ in named))
-        return make_optimizer(self.optimizer, [parameter for _, parameter in named], place)
 
     def casting(self) -> AbstractContextManager[object]:
         """What forwards run under."""
@@ -60,8 +53,44 @@ class Subject:
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> torch.Tensor:
         """The loss of a batch. A loss of sum and count is their quotient."""
         with self.casting():
-            return self.value(module(x), y)
+            output = module(x)
+        return self.value(output, y)
 
     def value(self, output: Tree, y: Tree) -> torch.Tensor:
         """The loss of an output."""
-        return measured(self.loss_fn(output, y))[0]
+        with self.casting():
+            return measured(self.loss_fn(output, y))[0]
+
+
+class Updates:
+    """Optimizer and learning-rate schedule of a whole model or of a part of it, which may have nothing to train.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> one = Subject(lambda: model, lambda: (None, None), nn.MSELoss(), lambda ps: torch.optim.SGD(ps, lr=1.0))
+    >>> updates, before = Updates(one, model), model.weight.item()
+    >>> model.weight.grad = torch.ones(1, 1)
+    >>> updates.apply()
+    >>> round(before - model.weight.item(), 6)
+    1.0
+    """
+
+    def __init__(self, subject: Subject, module: nn.Module) -> None:
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._scheduler: Any = None
+        if named:
+            place = StagePlace(0, 1, 0, tuple(name for name, _ in named))
+            self._optimizer = make_optimizer(subject.optimizer, [parameter for _, parameter in named], place)
+            self._scheduler = subject.lr_scheduler(self._optimizer) if subject.lr_scheduler is not None else None
+
+    def clear(self) -> None:
+        """Forget the gradients of the step before."""
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+
+    def apply(self) -> None:
+        """Follow the gradients."""
+        if self._optimizer is not None:
+            self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()

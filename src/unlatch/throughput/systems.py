@@ -1,7 +1,8 @@
 """Who trains: each system says why it cannot train a model, or builds what does a step of it on every rank.
 
 Systems are small frozen objects that travel to the ranks. All see the same batch in every step, so their samples per
-second count the same thing; clipping and learning-rate schedules are left out for all alike.
+second count the same thing; clipping is left out for all alike. Whoever feeds them batches of a data set and asks for
+their weights sees them learn.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UnlatchError
@@ -22,7 +23,7 @@ from ..methods import Method
 from ..nn.tree import Tree, batch_size, split_batch
 from ..plan import Plan
 from ..train import parallelize
-from .subject import Subject
+from .subject import Subject, Updates
 from .timing import WARM
 
 __all__ = ["DDP", "Independent", "Loop", "Ours", "Plain", "System", "Training", "Unsuitable"]
@@ -38,8 +39,17 @@ class Training(Protocol):
     #: Steps until its pipeline is full.
     warm: int
 
+    def feed(self, data: tuple[Tree, Tree]) -> None:
+        """Take this whole batch for the next steps; every rank is given the same one."""
+
     def step(self) -> None:
         """Train on one batch."""
+
+    def flush(self) -> None:
+        """Finish all batches that are under way."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Weights and buffers of the whole model by their names there; to be asked on all ranks that train."""
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -96,18 +106,41 @@ class Loop:
     warm = WARM
 
     def __init__(self, subject: Subject, module: nn.Module, data: tuple[Tree, Tree]) -> None:
-        self.subject, self.module, self.data = subject, module, data
-        self.optimizer = subject.optimizer_of(module)
+        self.subject, self.module = subject, module
+        self.updates = Updates(subject, module)
+        self.feed(data)
+
+    def feed(self, data: tuple[Tree, Tree]) -> None:
+        self.data = data
 
     def step(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.zero_grad()
+        self.updates.clear()
         self.subject.loss(self.module, *self.data).backward()  # type: ignore[no-untyped-call]
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self.updates.apply()
+
+    def flush(self) -> None:
+        pass
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.module.state_dict()
 
     def close(self) -> None:
         pass
+
+
+class _Replica(Loop):
+    """A loop over one rank's share of every batch."""
+
+    module: DistributedDataParallel
+
+    def feed(self, data: tuple[Tree, Tree]) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        x, y = (split_batch(part, ranks)[rank] for part in data)
+        self.data = x, y
+
+    def weights(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = self.module.module.state_dict()
+        return found
 
 
 @dataclass(frozen=True)
@@ -169,10 +202,7 @@ class DDP(System):
         return self
 
     def start(self, subject: Subject) -> Training | None:
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        x, y = subject.batch()
-        share = split_batch(x, ranks)[rank], split_batch(y, ranks)[rank]
-        return Loop(subject, DistributedDataParallel(subject.whole()), share)
+        return _Replica(subject, DistributedDataParallel(subject.whole()), subject.batch())
 
 
 @dataclass(frozen=True)
@@ -218,7 +248,7 @@ class Ours(System):
 
 class _Running:
     def __init__(self, ours: Ours, subject: Subject) -> None:
-        self.data = subject.batch()
+        self.feed(subject.batch())
         with _quiet():
             self.run = parallelize(
                 subject.model(),
@@ -226,6 +256,7 @@ class _Running:
                 stages=dist.get_world_size(),
                 loss_fn=subject.loss_fn,
                 optimizer=subject.optimizer,
+                lr_scheduler=subject.lr_scheduler,
                 sample=self.data,
                 plan=ours.plan,
                 precision=subject.precision,
@@ -234,8 +265,17 @@ class _Running:
             )
         self.warm = WARM + -(-self.run.schedule.depth // self.run.method.per_batch)
 
+    def feed(self, data: tuple[Tree, Tree]) -> None:
+        self.data = data
+
     def step(self) -> None:
         self.run.step(*self.data)
+
+    def flush(self) -> None:
+        self.run.flush()
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.run.module().state_dict()
 
     def close(self) -> None:
         with self.run:

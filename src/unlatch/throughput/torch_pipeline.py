@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..nn.carry import leaving_weights
-from ..nn.chain import Block, chain
+from ..nn.chain import Block, chain, state_names
 from ..nn.chain import cut as cut_apart
 from ..nn.tree import Tree, batch_size
 from ..plan import Plan, make_plan, profile
-from .subject import Subject
+from .subject import Subject, Updates
 from .systems import System, Training, Unsuitable
 from .timing import WARM
 
@@ -73,26 +74,41 @@ class _Running:
         from torch.distributed.pipelining import PipelineStage, schedules
 
         self.rank, ranks = dist.get_rank(), dist.get_world_size()
-        part = _Contiguous(cut_apart(chain(subject.model()), pipeline.starts)[self.rank], subject)
-        stage = PipelineStage(part, self.rank, ranks, torch.device("cpu"))
+        self.model = subject.model()
+        parts = [_Contiguous(blocks, subject) for blocks in cut_apart(chain(self.model), pipeline.starts)]
+        self.part = parts[self.rank]
+        shapes = _shapes(parts[: self.rank + 1], subject, pipeline.parts)
+        stage = PipelineStage(self.part, self.rank, ranks, torch.device("cpu"), *shapes)
         kind: Any = getattr(schedules, ORDERS[pipeline.order])
         several = issubclass(kind, schedules.PipelineScheduleMulti)
         self.schedule = kind([stage] if several else stage, pipeline.parts, loss_fn=subject.value)
-        x, self.target = subject.batch()
+        self.last = self.rank == ranks - 1
+        self.updates = Updates(subject, self.part)
+        self.feed(subject.batch())
+
+    def feed(self, data: tuple[Tree, Tree]) -> None:
+        x, self.target = data
         assert isinstance(x, Tensor)
-        self.input, self.last = x.contiguous(), self.rank == ranks - 1
-        self.optimizer = subject.optimizer_of(part)
+        self.input = x.contiguous()
 
     def step(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.zero_grad()
+        self.updates.clear()
         given = (self.input,) if self.rank == 0 else ()
         if self.last:
             self.schedule.step(*given, target=self.target, losses=[])
         else:
             self.schedule.step(*given)
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self.updates.apply()
+
+    def flush(self) -> None:
+        pass
+
+    def weights(self) -> dict[str, Tensor]:
+        names = state_names(self.part.part, self.model)
+        own = {names[key]: tensor for key, tensor in self.part.part.state_dict().items()}
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, own)
+        return {name: tensor for part in parts for name, tensor in part.items()}
 
     def close(self) -> None:
         pass
@@ -113,6 +129,22 @@ class _Contiguous(nn.Module):
         with self.casting():
             out: Tensor = self.part(x).contiguous()
         return out
+
+
+def _shapes(parts: Sequence[_Contiguous], subject: Subject, count: int) -> tuple[Tensor, Tensor]:
+    """What goes into the last of these stages and comes out of it, of one of so many micro-batches.
+
+    Torch would find out by a forward on memory that nobody has written, which batch norm would count.
+    """
+    x, _ = subject.batch()
+    assert isinstance(x, Tensor)
+    given, out = x, x[: len(x) // count].contiguous()
+    for part in parts:
+        given = out if part is parts[0] else out.detach().requires_grad_()
+        part.eval()
+        out = part(given)
+        part.train()
+    return given, out
 
 
 def _check(subject: Subject, starts: tuple[int, ...], parts: int) -> None:
