@@ -40,9 +40,10 @@ RUNS = ("run", "whole")
     "method",
     ["pipedream", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bp", "layerpipe", "petra"))],
 )
-def test_a_killed_rank(unlatch, conf, cut, method):
+def test_a_killed_rank(greenhouse, unlatch, conf, cut, method):
     flags = flags_of(method, cut)
-    with Command("train", conf, *flags, *SAVING, "--out", "run", "--processes", 2, "--max-restarts", 3) as command:
+    on_ranks = ("--out", "run", "--processes", 2, "--max-restarts", 3)
+    with Command("train", conf, *flags, *SAVING, *on_ranks, greenhouse=greenhouse) as command:
         command.wait_until(lambda: latest("run") is not None, "no checkpoint")
         os.kill(command.ranks()[-1], signal.SIGKILL)
         code, said = command.ended()

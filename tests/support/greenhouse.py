@@ -1,17 +1,20 @@
-"""Starts of ranks from an interpreter that has imported already: seconds of CPU time become hundredths.
+"""Ranks and programs from an interpreter that has imported already: seconds of CPU time become hundredths.
 
     tests ---start once---> greenhouse: imports what a nursery imports
-      |                        '---forks twice---> nursery: forks ranks, as ever, and ends
-      '----adopt---> nursery, ranks
+      |                        '---forks twice---> nursery: forks ranks, as ever, and ends; or a program
+      '----adopt---> nursery, ranks, programs
 
-What a nursery does after its imports is the library's own code, in a process that has done nothing but import, as in
-earnest. How it comes to its imports is tested where `cold_start` is asked for, and wherever a test starts a program.
+What runs after the imports is the code under test, in a process that has done nothing but import, as in earnest. How a
+nursery or a program comes to its imports is tested where `cold_start` is asked for, and wherever a test runs Python
+itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import runpy
 import signal
 import socket
 import struct
@@ -19,27 +22,33 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from scripts import environment
 from unlatch.transport import nursery
-from unlatch.transport.rank import Place
-from unlatch.transport.signals import held_back
+from unlatch.transport.rank import Place, killed_by_the_kernel
+from unlatch.transport.signals import REQUESTS, held_back
 
 _SIZE = struct.Struct("q")
-_NUMBER = struct.Struct("i")
+#: Process ids of who was forked and of its own greenhouse, 0 for none.
+_BORN = struct.Struct("ii")
 # A message carries no more.
 _MOST_OPEN = 253
 
 
 class Greenhouse:
-    """The interpreter that has imported, seen from the process that starts ranks."""
+    """The interpreter that has imported, seen from the process that it forks for.
 
-    def __init__(self) -> None:
+    **Arguments:** `line`: to one that runs already.
+    """
+
+    def __init__(self, line: socket.socket | None = None) -> None:
         self._lock = threading.Lock()
-        self._line: socket.socket | None = None
+        self._line = line
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> socket.socket:
@@ -49,7 +58,7 @@ class Greenhouse:
             with theirs, held_back():
                 # As multiprocessing does it: the main module of who is forked there has no file.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", f"import greenhouse; greenhouse.serve({theirs.fileno()})"],
+                    [sys.executable, "-c", f"import greenhouse; greenhouse.grow({theirs.fileno()})"],
                     env=environment(),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -59,18 +68,28 @@ class Greenhouse:
 
     def interpreter(
         self, lines: list[Connection], births: Connection, places: list[Place], preparation: dict[str, Any]
-    ) -> Interpreter:
+    ) -> Adopted:
         """In place of the fresh one that a nursery starts in earnest."""
-        open_here = [0, 1, 2, resource_tracker.getfd(), births.fileno(), *(line.fileno() for line in lines)]
         # It refuses to travel by pickle, except to a process that multiprocessing starts.
         plain = {**preparation, "authkey": bytes(preparation["authkey"])}
-        asked = pickle.dumps((dict(os.environ), os.getcwd(), places, plain))
+        more = [resource_tracker.getfd(), births.fileno(), *(line.fileno() for line in lines)]
+        return self._fork(_tend, (places, plain), os.environ, [0, 1, 2, *more])
+
+    def program(self, arguments: list[str], variables: Mapping[str, str], output: int, errors: int) -> Adopted:
+        """`python ARGUMENTS` in a session of its own: signals to its group stay there."""
+        nursery._adopting.begin()
+        try:
+            return self._fork(_run, (arguments,), variables, [0, output, errors])
+        finally:
+            nursery._adopting.end()
+
+    def _fork(self, what: Any, details: tuple[Any, ...], variables: Mapping[str, str], opened: list[int]) -> Adopted:
+        asked = pickle.dumps((what, details, dict(variables), os.getcwd()))
         with self._lock:
             line = self.start()
-            socket.send_fds(line, [_SIZE.pack(len(asked))], open_here)
+            socket.send_fds(line, [_SIZE.pack(len(asked))], opened)
             line.sendall(asked)
-            [pid] = _NUMBER.unpack(_read(line, _NUMBER.size))
-        return Interpreter(pid)
+            return Adopted(*_BORN.unpack(_read(line, _BORN.size)))
 
     def close(self) -> None:
         if self._line is not None and self._process is not None:
@@ -78,26 +97,36 @@ class Greenhouse:
             self._process.wait()
 
 
-class Interpreter:
-    """A child that was adopted, as `multiprocessing` shows its own."""
+class Adopted:
+    """A child that was forked elsewhere, as `multiprocessing` and `subprocess` show their own."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
+    def __init__(self, pid: int, greenhouse: int) -> None:
+        #: `greenhouse` is the child from which a program has its ranks.
+        self.pid, self.greenhouse = pid, greenhouse
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (found := os.waitpid(self.pid, os.WNOHANG)) != (0, 0):
+            self.returncode = os.waitstatus_to_exitcode(found[1])
+        return self.returncode
 
     @property
     def exitcode(self) -> int | None:
-        if self._code is None and (found := os.waitpid(self.pid, os.WNOHANG)) != (0, 0):
-            self._code = os.waitstatus_to_exitcode(found[1])
-        return self._code
+        return self.poll()
 
     def is_alive(self) -> bool:
-        return self.exitcode is None
+        return self.poll() is None
 
     def join(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (deadline is None or time.monotonic() < deadline):
             time.sleep(0.005)
+
+    def wait(self, timeout: float) -> int:
+        self.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return self.returncode
 
     def kill(self) -> None:
         if self.is_alive():
@@ -117,47 +146,100 @@ def _read(line: socket.socket, size: int) -> bytes:
 # ------------------------------------------------------------- in the greenhouse
 
 
-def serve(number: int) -> None:
-    """Fork a nursery for whoever asks, until nobody can any more."""
+def grow(number: int) -> None:
+    """Import, and fork for whoever asks. Returns in a program that has come to its end."""
     nursery._import_for_all()
-    with socket.socket(fileno=number) as line:
-        while True:
-            head, opened, _, _ = socket.recv_fds(line, _SIZE.size, _MOST_OPEN)
-            if not head:
-                # Nothing here is worth taking apart in good order.
-                os._exit(0)
-            asked = _read(line, *_SIZE.unpack(head))
-            told, tells = os.pipe()
-            between = os.fork()
-            if not between:
-                _become_a_nursery(line, tells, opened, asked)
-            os.waitpid(between, 0)
-            # Told when it is adopted, so that whoever asks for its exit code gets one.
-            line.sendall(os.read(told, _NUMBER.size))
-            for one in (told, tells, *opened):
-                os.close(one)
+    # What the command line trains on by default.
+    with contextlib.suppress(ImportError):
+        import sklearn.datasets  # noqa: F401
+    _serve(socket.socket(fileno=number))
 
 
-def _become_a_nursery(line: socket.socket, tells: int, opened: list[int], asked: bytes) -> None:
-    """Be orphaned, so that whoever starts ranks adopts this process; have what it would inherit; tend."""
-    between = os.getpid()
-    if pid := os.fork():
-        os.write(tells, _NUMBER.pack(pid))
-        os._exit(0)
-    try:
-        line.close()
+def _serve(line: socket.socket) -> None:
+    while True:
+        head, opened, _, _ = socket.recv_fds(line, _SIZE.size, _MOST_OPEN)
+        if not head:
+            # Nothing here is worth taking apart in good order.
+            os._exit(0)
+        asked = _read(line, *_SIZE.unpack(head))
+        told, tells = os.pipe()
+        between = os.fork()
+        if not between:
+            _be_adopted()
+            line.close()
+            os.close(told)
+            what, details, variables, folder = pickle.loads(asked)
+            # What a process inherits.
+            os.environ.clear()
+            os.environ.update(variables)
+            os.chdir(folder)
+            what(tells, opened, *details)
+            return
+        os.waitpid(between, 0)
         os.close(tells)
-        while os.getppid() == between:
-            time.sleep(0.001)
-        *standard, tracker, births = opened[:5]
-        for number, one in enumerate(standard):
-            os.dup2(one, number)
+        line.sendall(os.read(told, _BORN.size))
+        for one in (told, *opened):
             os.close(one)
+
+
+def _be_adopted() -> None:
+    """Go on as an orphan, and thus as a child of whoever has asked."""
+    between = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == between:
+        time.sleep(0.001)
+
+
+def _tend(tells: int, opened: list[int], places: list[Place], preparation: dict[str, Any]) -> None:
+    """Be a nursery; does not return."""
+    try:
+        _born(tells)
+        _use(opened[:3])
+        tracker, births, *lines = opened[3:]
         resource_tracker._resource_tracker._fd = tracker
-        variables, folder, places, preparation = pickle.loads(asked)
-        os.environ.clear()
-        os.environ.update(variables)
-        os.chdir(folder)
-        nursery._tend([Connection(one) for one in opened[5:]], Connection(births, readable=False), places, preparation)
+        nursery._tend(list(map(Connection, lines)), Connection(births, readable=False), places, preparation)
     finally:
         os._exit(1)
+
+
+def _run(tells: int, opened: list[int], arguments: list[str]) -> None:
+    """Be a program. Its own ranks come from a copy of the greenhouse that is forked before it does anything."""
+    os.setsid()
+    ours, theirs = socket.socketpair()
+    program = os.getpid()
+    if not (copy := os.fork()):
+        ours.close()
+        killed_by_the_kernel()
+        if os.getppid() == program:
+            for one in (tells, *opened):
+                os.close(one)
+            _serve(theirs)
+        os._exit(0)
+    theirs.close()
+    _born(tells, copy)
+    _use(opened)
+    nursery._fresh_interpreter = Greenhouse(ours).interpreter
+    # A background job would start deaf to it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
+    first, *rest = arguments
+    if first == "-m":
+        sys.argv = list(rest)
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        sys.path.insert(0, str(Path(first).parent))
+        runpy.run_path(first, run_name="__main__")
+
+
+def _born(tells: int, greenhouse: int = 0) -> None:
+    os.write(tells, _BORN.pack(os.getpid(), greenhouse))
+    os.close(tells)
+
+
+def _use(standard: list[int]) -> None:
+    for number, one in enumerate(standard):
+        os.dup2(one, number)
+        os.close(one)
