@@ -12,6 +12,7 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import runpy
@@ -22,13 +23,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-from scripts import environment
+from scripts import PATIENCE, environment
 from unlatch.transport import nursery
 from unlatch.transport.rank import Place, killed_by_the_kernel
 from unlatch.transport.signals import REQUESTS, held_back
@@ -75,13 +77,35 @@ class Greenhouse:
         more = [resource_tracker.getfd(), births.fileno(), *(line.fileno() for line in lines)]
         return self._fork(_tend, (places, plain), os.environ, [0, 1, 2, *more])
 
-    def program(self, arguments: list[str], variables: Mapping[str, str], output: int, errors: int) -> Adopted:
-        """`python ARGUMENTS` in a session of its own: signals to its group stay there."""
+    def program(
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        output: int,
+        errors: int,
+        network: str | None = None,
+    ) -> Adopted:
+        """`python ARGUMENTS` in a session of its own: signals to its group stay there.
+
+        **Arguments:** `network`: the namespace that it runs in, by name.
+        """
         nursery._adopting.begin()
         try:
-            return self._fork(_run, (arguments,), variables, [0, output, errors])
+            return self._fork(_run, (list(arguments), network), variables, [0, output, errors])
         finally:
             nursery._adopting.end()
+
+    def completed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What a program has come to."""
+        with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+            program = self.program(arguments, environment(), output.fileno(), errors.fileno())
+            try:
+                code = program.wait(PATIENCE)
+            finally:
+                program.kill()
+            output.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(arguments, code, output.read(), errors.read())
 
     def _fork(self, what: Any, details: tuple[Any, ...], variables: Mapping[str, str], opened: list[int]) -> Adopted:
         asked = pickle.dumps((what, details, dict(variables), os.getcwd()))
@@ -122,10 +146,10 @@ class Adopted:
         while self.is_alive() and (deadline is None or time.monotonic() < deadline):
             time.sleep(0.005)
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         self.join(timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return self.returncode
 
     def kill(self) -> None:
@@ -203,9 +227,11 @@ def _tend(tells: int, opened: list[int], places: list[Place], preparation: dict[
         os._exit(1)
 
 
-def _run(tells: int, opened: list[int], arguments: list[str]) -> None:
-    """Be a program. Its own ranks come from a copy of the greenhouse that is forked before it does anything."""
+def _run(tells: int, opened: list[int], arguments: list[str], network: str | None) -> None:
+    """Be a program. What it starts comes from a copy of the greenhouse that is forked before it does anything."""
     os.setsid()
+    if network is not None:
+        _enter(network)
     ours, theirs = socket.socketpair()
     program = os.getpid()
     if not (copy := os.fork()):
@@ -219,19 +245,45 @@ def _run(tells: int, opened: list[int], arguments: list[str]) -> None:
     theirs.close()
     _born(tells, copy)
     _use(opened)
-    nursery._fresh_interpreter = Greenhouse(ours).interpreter
+    own = Greenhouse(ours)
+    nursery._fresh_interpreter = own.interpreter
     # A background job would start deaf to it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
-    first, *rest = arguments
-    if first == "-m":
-        sys.argv = list(rest)
+    if arguments[0] == "-u":
+        arguments = arguments[1:]
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        if sys.argv[0] == "torch.distributed.run":
+            _let_torchrun_start(own)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = list(arguments)
-        sys.path.insert(0, str(Path(first).parent))
-        runpy.run_path(first, run_name="__main__")
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _enter(network: str) -> None:
+    new_network = 0x40000000
+    with Path("/var/run/netns", network).open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), new_network):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network {network}")
+
+
+def _let_torchrun_start(own: Greenhouse) -> None:
+    """Its ranks have imported already as well."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    def popen(handler: Any, command: tuple[str, ...], variables: dict[str, str]) -> Adopted:
+        assert command[0] == sys.executable
+        opened = [1 if handler._stdout is None else handler._stdout.fileno()]
+        opened += [2 if handler._stderr is None else handler._stderr.fileno()]
+        return own.program(command[1:], variables, *opened)
+
+    SubprocessHandler._popen = popen
 
 
 def _born(tells: int, greenhouse: int = 0) -> None:

@@ -86,10 +86,3 @@ def patient_launcher(monkeypatch: pytest.MonkeyPatch, greenhouse: Greenhouse) ->
     # Before a test counts children.
     greenhouse.start()
     monkeypatch.setattr(launch, "_GRACE", 100.0)
-
-
-def in_one_worker(items: list[pytest.Item], folder: str) -> None:
-    """Keep what shares the ranks of a folder in one xdist worker, so that only one set of them is started."""
-    for item in items:
-        if folder in item.path.parts and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("ranks"))
