@@ -7,6 +7,9 @@ STAMP  := $(VENV)/.installed
 # One more than two cores: many tests wait for processes of their own.
 WORKERS ?= 3
 
+# Neighbours stay in one worker as long as all are busy: they share ranks, a browser, and what is computed once a file.
+SPREAD := --dist worksteal
+
 # Pass more options with `make test PYTEST_ARGS="-k dtrp -x"`.
 PYTEST_ARGS ?=
 
@@ -49,7 +52,7 @@ docs: $(STAMP)
 check: $(STAMP)
 	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --ignore=tests/multiproc --ignore=tests/faults --ignore=tests/cli \
+	$(BIN)/python -m pytest -q -n 2 $(SPREAD) --ignore=tests/multiproc --ignore=tests/faults --ignore=tests/cli \
 		--ignore=tests/test_examples.py --ignore=tests/test_docs.py $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
@@ -57,12 +60,12 @@ check: $(STAMP)
 test: $(STAMP)
 	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) || status=1; \
+	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
 # With the tests elsewhere that try a fault. UNLATCH_FAULT_TABLE=table.md writes the table down as well.
 faults: $(STAMP)
-	UNLATCH_TEST_FAULTS=all $(BIN)/python -m pytest -q -rfE -n 2 --dist loadgroup tests/faults tests/runtime/test_injector.py \
+	UNLATCH_TEST_FAULTS=all $(BIN)/python -m pytest -q -rfE -n 2 $(SPREAD) tests/faults tests/runtime/test_injector.py \
 		$$($(BIN)/python tests/support/fault_cover.py) $(PYTEST_ARGS)
 
 # Cases per test; slow ones take a share of it.

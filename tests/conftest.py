@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from rank_pools import patient_launcher, ranks1, ranks2, ranks4
+from rank_pools import cold_start, greenhouse, patient_launcher, ranks1, ranks2, ranks4
 
-__all__ = ["patient_launcher", "ranks1", "ranks2", "ranks4", "seed"]
+__all__ = ["cold_start", "greenhouse", "patient_launcher", "ranks1", "ranks2", "ranks4", "seed"]
 
 torch.set_num_threads(1)
 

@@ -20,14 +20,6 @@ _FLAGS = (
 _LOCAL = {"127.0.0.1", "localhost", "::1"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker has the browser: a second one would cost more memory than it saves time."""
-    for item in items:
-        if "browser" in item.path.parts and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("browser"))
-
-
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """The browser of this session; tests are skipped where there is none."""

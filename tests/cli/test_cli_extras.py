@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import environment
+from scripts import environment, run_script
 from unlatch import lookup
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,12 @@ def test_the_library_imports_no_package_of_an_extra():
     look = "import sys, json, unlatch, unlatch.cli.training, unlatch.demo; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", look], env=environment(), capture_output=True, text=True, check=True)
     assert not {"sklearn", "scipy", "transformers", "cloudpickle", "tensorboard"} & set(json.loads(done.stdout))
+
+
+def test_a_run_with_nothing_to_draw_does_not_wait_for_a_plotting_library(greenhouse, conf, tmp_path):
+    script = "import sys\nfrom invoking import invoke\nassert invoke('train', 'conf.toml').exit_code == 0\n"
+    done = run_script(tmp_path, script + "print('matplotlib' in sys.modules)", greenhouse=greenhouse)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_every_extra_that_is_named_exists():

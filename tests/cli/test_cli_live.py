@@ -75,8 +75,8 @@ def test_a_port_in_use_is_an_error_and_leaves_nothing_behind(unlatch, conf):
     assert not Path("runs").exists()
 
 
-def test_the_page_ends_with_a_run_that_is_killed(conf):
-    with Command("train", conf, "--epochs", 1_000_000, "--out", "run", "--live") as command:
+def test_the_page_ends_with_a_run_that_is_killed(greenhouse, conf):
+    with Command("train", conf, "--epochs", 1_000_000, "--out", "run", "--live", greenhouse=greenhouse) as command:
         command.wait_until_it_says(URL.pattern)
         port = URL.search(command.said())[1]
         command.wait_until(lambda: document(port)["runs"][0]["status"] == "running", "it does not train")

@@ -7,7 +7,6 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from commands import Command, latest, same_weights
@@ -40,9 +39,10 @@ RUNS = ("run", "whole")
     "method",
     ["pipedream", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bp", "layerpipe", "petra"))],
 )
-def test_a_killed_rank(unlatch, conf, cut, method):
+def test_a_killed_rank(greenhouse, unlatch, conf, cut, method):
     flags = flags_of(method, cut)
-    with Command("train", conf, *flags, *SAVING, "--out", "run", "--processes", 2, "--max-restarts", 3) as command:
+    on_ranks = ("--out", "run", "--processes", 2, "--max-restarts", 3)
+    with Command("train", conf, *flags, *SAVING, *on_ranks, greenhouse=greenhouse) as command:
         command.wait_until(lambda: latest("run") is not None, "no checkpoint")
         os.kill(command.ranks()[-1], signal.SIGKILL)
         code, said = command.ended()
@@ -52,14 +52,13 @@ def test_a_killed_rank(unlatch, conf, cut, method):
     assert_as_if_nothing_had_happened(unlatch, conf, *flags)
 
 
-def test_torchrun_continues_the_run_that_it_began(unlatch, conf, cut):
+def test_torchrun_continues_the_run_that_it_began(greenhouse, unlatch, conf, cut):
     """Without a name for the folder: processes that were started anew must find the one that they had."""
     flags = flags_of("dtrp", cut)
     launcher = (*TORCHRUN, "--max-restarts", "2", "-m", "unlatch")
-    with Command("train", conf, *flags, *SAVING, launcher=launcher) as command:
+    with Command("train", conf, *flags, *SAVING, launcher=launcher, greenhouse=greenhouse) as command:
         command.wait_until(lambda: latest("runs/dtrp-1") is not None, "no checkpoint")
-        workers = psutil.Process(command.process.pid).children()
-        os.kill(workers[-1].pid, signal.SIGKILL)
+        os.kill(command.ranks()[-1], signal.SIGKILL)
         code, said = command.ended()
     assert code == 0, said
     assert "continuing from runs/dtrp-1/checkpoints/step-" in said

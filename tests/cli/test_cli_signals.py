@@ -18,8 +18,8 @@ CONSTANT = ["--set", "lr.shape=constant", "--set", "optimizer.lr=0.05"]
 ENDLESS = ["--out", "run", "--epochs", 1_000_000, "--method", "dtr", *CONSTANT]
 
 
-def training(conf, *flags):
-    command = Command("train", conf, *ENDLESS, *flags)
+def training(greenhouse, conf, *flags):
+    command = Command("train", conf, *ENDLESS, *flags, greenhouse=greenhouse)
     try:
         command.wait_until(lambda: len(metrics.read("run")) >= 8, "it does not train")
     except BaseException:
@@ -30,8 +30,8 @@ def training(conf, *flags):
 
 @pytest.mark.parametrize("number", BOTH)
 @pytest.mark.parametrize("target", ["launcher", "rank", "group"])
-def test_two_processes_save_and_say_how_to_go_on(conf, cut, target, number):
-    with training(conf, *cut, "--processes", 2) as command:
+def test_two_processes_save_and_say_how_to_go_on(greenhouse, conf, cut, target, number):
+    with training(greenhouse, conf, *cut, "--processes", 2) as command:
         command.send(number, target)
         code, said = command.ended()
     assert code == CODES[number], said
@@ -42,8 +42,8 @@ def test_two_processes_save_and_say_how_to_go_on(conf, cut, target, number):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_was_stopped_goes_on_as_if_nothing_had_happened(unlatch, conf, cut, processes):
-    with training(conf, *cut, "--processes", processes) as command:
+def test_what_was_stopped_goes_on_as_if_nothing_had_happened(greenhouse, unlatch, conf, cut, processes):
+    with training(greenhouse, conf, *cut, "--processes", processes) as command:
         command.send(signal.SIGTERM, "group")
         code, said = command.ended()
     assert code == 143, said
@@ -59,8 +59,8 @@ def test_what_was_stopped_goes_on_as_if_nothing_had_happened(unlatch, conf, cut,
     assert losses[0] == losses[1]
 
 
-def test_a_second_signal_ends_at_once(conf, cut):
-    with training(conf, *cut, "--processes", 2) as command:
+def test_a_second_signal_ends_at_once(greenhouse, conf, cut):
+    with training(greenhouse, conf, *cut, "--processes", 2) as command:
         # A rank that is stopped does not answer, so the first request is not met for a minute.
         os.kill(command.ranks()[-1], signal.SIGSTOP)
         command.send(signal.SIGTERM, "launcher")

@@ -113,10 +113,11 @@ def test_batches_of_another_size_must_fit_the_place_of_the_stop(unlatch, conf, t
     assert checkpoint.state(tmp_path / "run" / "checkpoints" / "latest")["loop"]["batches"] == 3 + 6
 
 
-def test_torchrun_trains_the_same_weights(unlatch, conf, cut, tmp_path):
+def test_torchrun_trains_the_same_weights(greenhouse, unlatch, conf, cut, tmp_path):
     flags = [*cut, "--method", "dtr", "--epochs", 2]
     unlatch("train", conf, "--out", "one", *flags)
-    with Command("train", conf, "--out", "two", *flags, launcher=(*TORCHRUN, "-m", "unlatch")) as command:
+    launcher = (*TORCHRUN, "-m", "unlatch")
+    with Command("train", conf, "--out", "two", *flags, launcher=launcher, greenhouse=greenhouse) as command:
         code, text = command.ended()
     assert code == 0, text
     assert text.count("writing to two") == 1

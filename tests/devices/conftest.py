@@ -6,11 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rank_pools import Pool, in_one_worker
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    in_one_worker(items, "devices")
+from rank_pools import Pool
 
 
 @pytest.fixture(scope="package")

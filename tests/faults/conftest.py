@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from fault_cover import ELSEWHERE
-from rank_pools import in_one_worker
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,10 +22,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _patient_launcher(patient_launcher: None) -> None:
     """All tests here want the cause, not the first echo."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    in_one_worker(items, "faults")
 
 
 class Row:

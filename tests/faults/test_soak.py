@@ -44,7 +44,6 @@ def test_many_runs_in_one_process_leak_nothing(row):
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-@pytest.mark.xdist_group("soak")
 @pytest.mark.parametrize("method", ["pipedream", "auxnet"])
 def test_soak(row, method):
     """On fresh ranks: memory that an earlier run gave back would hide what this one takes."""

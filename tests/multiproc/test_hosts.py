@@ -6,7 +6,6 @@ The namespaces belong to the test, which makes and removes them, and nothing els
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ import host_jobs
 import net_hosts
 import unlatch
 from fault_jobs import LIMIT
+from greenhouse import Greenhouse
 from net_hosts import Host, missing
 from rank_jobs import differences
 from restart_jobs import session
@@ -35,6 +35,7 @@ ENDING = 60.0
 
 
 Network = Callable[[int], list[Host]]
+Start = Callable[..., list["Torchrun"]]
 
 
 @pytest.fixture
@@ -56,23 +57,32 @@ def network() -> Iterator[Network]:
 class Torchrun:
     """What runs on one host."""
 
-    def __init__(self, host: Host, hosts: int, leader: str, what: str, folder: Path, restarts: int) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run"]
+    def __init__(
+        self, greenhouse: Greenhouse, host: Host, hosts: int, leader: str, what: str, folder: Path, restarts: int
+    ) -> None:
+        command = ["-m", "torch.distributed.run"]
         command += [f"--nnodes={hosts}", f"--node-rank={host.number}", "--nproc-per-node=1"]
         command += [f"--master-addr={leader}", f"--master-port={PORT}", f"--max-restarts={restarts}"]
         command += [str(SUPPORT / "host_jobs.py"), what, str(folder)]
         self.output = folder / f"output{host.number}"
         paths = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{SUPPORT}"}
         with self.output.open("wb") as output:
-            self._agent = host.start(command, paths, stdout=output, stderr=output)
+            self._agent = host.start_from(greenhouse, command, paths, output.fileno())
 
     def wait(self) -> int:
         """The exit code."""
         return self._agent.wait(PATIENCE)
 
 
-def start(hosts: list[Host], what: str, folder: Path, restarts: int = 0) -> list[Torchrun]:
-    return [Torchrun(host, len(hosts), hosts[0].address, what, folder, restarts) for host in hosts]
+@pytest.fixture
+def start(greenhouse: Greenhouse) -> Start:
+    """Runs a job of `host_jobs` on hosts."""
+
+    def begin(hosts: list[Host], what: str, folder: Path, restarts: int = 0) -> list[Torchrun]:
+        leader = hosts[0].address
+        return [Torchrun(greenhouse, host, len(hosts), leader, what, folder, restarts) for host in hosts]
+
+    return begin
 
 
 def all_well(programs: list[Torchrun]) -> None:
@@ -88,7 +98,7 @@ def wait_until(done: Callable[[], bool], seconds: float, otherwise: str) -> None
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_every_method_trains_to_the_weights_of_one_process(network, tmp_path, count):
+def test_every_method_trains_to_the_weights_of_one_process(network, start, tmp_path, count):
     hosts = network(count)
     all_well(start(hosts, "every method", tmp_path))
     expected = host_jobs.every_method()
@@ -99,7 +109,7 @@ def test_every_method_trains_to_the_weights_of_one_process(network, tmp_path, co
             assert differences(outcome, found[method]) == [], f"rank {rank}, {method}"
 
 
-def test_a_link_that_lets_little_through_changes_nothing(network, tmp_path):
+def test_a_link_that_lets_little_through_changes_nothing(network, start, tmp_path):
     """Exact and rounded messages give the weights of one process, no faster than the link allows."""
     if (reason := missing(limited=True)) is not None:
         pytest.skip(reason)
@@ -121,7 +131,7 @@ def test_a_link_that_lets_little_through_changes_nothing(network, tmp_path):
         assert found["int8"]["sent"][rank] < found["exact"]["sent"][rank] / 3
 
 
-def test_a_rank_that_dies_is_started_anew_with_those_of_the_other_hosts(network, tmp_path):
+def test_a_rank_that_dies_is_started_anew_with_those_of_the_other_hosts(network, start, tmp_path):
     """And all go on from the last checkpoint, to the weights of a run that nothing has disturbed."""
     hosts = network(2)
     all_well(start(hosts, "session", tmp_path, restarts=len(host_jobs.KILLS)))
@@ -132,7 +142,7 @@ def test_a_rank_that_dies_is_started_anew_with_those_of_the_other_hosts(network,
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the host of the store", "another host"])
 @pytest.mark.parametrize("how", ["cut", "kill"])
-def test_the_loss_of_a_host_ends_the_run_on_all_others(network, tmp_path, how, lost):
+def test_the_loss_of_a_host_ends_the_run_on_all_others(network, start, tmp_path, how, lost):
     hosts = network(2)
     programs = start(hosts, "train", tmp_path)
     wait_until(lambda: all((tmp_path / f"pid{h.number}").exists() for h in hosts), PATIENCE, "training does not begin")

@@ -16,7 +16,10 @@ from scripts import run_script, wait_until
 from unlatch.errors import PeerLost
 from unlatch.transport import nursery
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux only")
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux only"),
+    pytest.mark.usefixtures("cold_start"),
+]
 
 
 def adopts_orphans() -> bool:

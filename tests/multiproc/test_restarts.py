@@ -7,8 +7,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 
 import psutil
 import pytest
@@ -123,7 +121,7 @@ def test_a_restarted_session_ends_with_the_weights_of_an_undisturbed_one(tmp_pat
 @pytest.mark.parametrize(
     "method", ["dtrp", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bp", "petra"))]
 )
-def test_torchrun_restarts(tmp_path, method):
+def test_torchrun_restarts(greenhouse, tmp_path, method):
     """The recipe of docs/deploy.md. torchrun keeps its store between starts, with all that the dead wrote there."""
     done = run_script(
         tmp_path,
@@ -134,12 +132,13 @@ def test_torchrun_restarts(tmp_path, method):
         *TORCHRUN,
         "--max-restarts",
         "2",
+        greenhouse=greenhouse,
     )
     assert done.returncode == 0, done.stderr
     check_weights(tmp_path, method)
 
 
-def test_agents_of_torchrun_that_count_restarts_differently(tmp_path):
+def test_agents_of_torchrun_that_count_restarts_differently(greenhouse, tmp_path):
     """Only the agent of the rank that was lost counts; the other one starts its rank anew all the same."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -157,15 +156,13 @@ def test_agents_of_torchrun_that_count_restarts_differently(tmp_path):
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "test"]
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2", *meeting]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(tmp_path)]
-    agents = [
-        subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
-        for _ in range(2)
-    ]
+    command = ["-m", "torch.distributed.run", *options, str(script), str(tmp_path)]
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        agents = [greenhouse.program(command, environment(), 1, file.fileno()) for _ in range(2)]
     try:
         for agent in agents:
-            _, errors = agent.communicate(timeout=PATIENCE)
-            assert agent.returncode == 0, errors
+            assert agent.wait(PATIENCE) == 0, said.read_text()
     finally:
         for agent in agents:
             with contextlib.suppress(ProcessLookupError):

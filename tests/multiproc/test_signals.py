@@ -69,10 +69,13 @@ def test_interrupted_travels_between_processes():
 class Launched:
     """A script that launches two ranks, in a session of its own: signals to its group stay there.
 
-    **Arguments:** `torchrun`: the command that launches them instead.
+    **Arguments:**
+
+    - `torchrun`: the command that launches them instead.
+    - `greenhouse`: where it has imported already; for tests that are about what comes later.
     """
 
-    def __init__(self, folder, job, torchrun=()):
+    def __init__(self, folder, job, torchrun=(), greenhouse=None):
         script = folder / "script.py"
         call = f"signal_jobs.{job}(sys.argv[1])"
         script.write_text(
@@ -83,13 +86,13 @@ class Launched:
             f"    {call if torchrun else f'unlatch.launch(signal_jobs.{job}, 2, args=(sys.argv[1],))'}\n"
         )
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, *torchrun, str(script), str(folder)],
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.says = folder / "says"
+        with self.says.open("w") as file:
+            if greenhouse is not None:
+                self.process = greenhouse.program([str(script), str(folder)], environment(), 1, file.fileno())
+            else:
+                command = [sys.executable, *torchrun, str(script), str(folder)]
+                self.process = subprocess.Popen(command, env=environment(), stderr=file, start_new_session=True)
 
     def noted(self, name):
         """What both ranks have written down under this name."""
@@ -108,9 +111,9 @@ class Launched:
 
     def ended(self):
         """Wait for the end. **Returns:** the exit code and what was said."""
-        _, said = self.process.communicate(timeout=PATIENCE)
+        self.process.wait(PATIENCE)
         wait_until(lambda: not self.members(), "processes are left behind")
-        return self.process.returncode, said
+        return self.process.returncode, self.says.read_text()
 
     def members(self):
         return [pid for pid in psutil.pids() if session_of(pid) == self.process.pid and runs(pid)]
@@ -123,7 +126,6 @@ class Launched:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
-        self.process.stderr.close()
 
 
 def session_of(pid):
@@ -137,8 +139,8 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
 @pytest.mark.parametrize(("target", "number"), [("launcher", signal.SIGINT), ("rank", signal.SIGTERM)])
-def test_ranks_that_heed_save_before_they_end(tmp_path, target, number):
-    with Launched(tmp_path, "heeds") as launched:
+def test_ranks_that_heed_save_before_they_end(greenhouse, tmp_path, target, number):
+    with Launched(tmp_path, "heeds", greenhouse=greenhouse) as launched:
         launched.pids()
         launched.send(number, target)
         code, said = launched.ended()
@@ -152,8 +154,8 @@ def test_ranks_that_heed_save_before_they_end(tmp_path, target, number):
     ("target", "number"),
     [("launcher", signal.SIGTERM), ("rank", signal.SIGINT), ("group", signal.SIGTERM), ("group", signal.SIGINT)],
 )
-def test_a_session_saves_and_continues_as_if_nothing_had_been(tmp_path, target, number):
-    with Launched(tmp_path, "trains") as launched:
+def test_a_session_saves_and_continues_as_if_nothing_had_been(greenhouse, tmp_path, target, number):
+    with Launched(tmp_path, "trains", greenhouse=greenhouse) as launched:
         launched.pids()
         launched.send(number, target)
         code, said = launched.ended()
@@ -182,16 +184,16 @@ def check_that_it_continues(tmp_path):
 
 
 @pytest.mark.parametrize(("target", "number"), [("launcher", signal.SIGINT), ("group", signal.SIGTERM)])
-def test_ranks_that_heed_nothing_end_at_once(tmp_path, target, number):
-    with Launched(tmp_path, "heeds_nothing") as launched:
+def test_ranks_that_heed_nothing_end_at_once(greenhouse, tmp_path, target, number):
+    with Launched(tmp_path, "heeds_nothing", greenhouse=greenhouse) as launched:
         launched.pids()
         launched.send(number, target)
         code, said = launched.ended()
     assert (code, said) == (CODES[number], "")
 
 
-def test_a_signal_to_a_rank_that_heeds_nothing_is_none(tmp_path):
-    with Launched(tmp_path, "heeds_nothing") as launched:
+def test_a_signal_to_a_rank_that_heeds_nothing_is_none(greenhouse, tmp_path):
+    with Launched(tmp_path, "heeds_nothing", greenhouse=greenhouse) as launched:
         _, above = launched.pids()
         os.kill(above, signal.SIGTERM)
         os.kill(above, signal.SIGINT)
@@ -202,8 +204,8 @@ def test_a_signal_to_a_rank_that_heeds_nothing_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["launcher", "rank", "group"])
-def test_a_second_signal_ends_all_at_once(tmp_path, target):
-    with Launched(tmp_path, "hears_and_goes_on") as launched:
+def test_a_second_signal_ends_all_at_once(greenhouse, tmp_path, target):
+    with Launched(tmp_path, "hears_and_goes_on", greenhouse=greenhouse) as launched:
         launched.pids()
         launched.send(signal.SIGTERM, "group")
         assert launched.noted("heard") == ["15", "15"]
@@ -229,8 +231,8 @@ def test_signals_while_ranks_start(tmp_path, target, number, delay):
         assert launched.ended() == (CODES[number], "")
 
 
-def test_a_stopped_rank_ends_with_its_launcher(tmp_path):
-    with Launched(tmp_path, "heeds_nothing") as launched:
+def test_a_stopped_rank_ends_with_its_launcher(greenhouse, tmp_path):
+    with Launched(tmp_path, "heeds_nothing", greenhouse=greenhouse) as launched:
         _, above = launched.pids()
         os.kill(above, signal.SIGSTOP)
         wait_until(lambda: psutil.Process(above).status() == psutil.STATUS_STOPPED, "a rank does not stop")

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import psutil
 from safetensors.torch import load_file
 
+from greenhouse import Adopted, Greenhouse
 from scripts import PATIENCE, environment, runs, wait_until
 from unlatch.io.checkpoints import Checkpoints
 
@@ -22,23 +24,26 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 class Command:
     """`unlatch ...` in the folder of the test.
 
-    **Arguments:** `launcher`: what Python runs in place of `-m unlatch`.
+    **Arguments:**
+
+    - `launcher`: what Python runs in place of `-m unlatch`.
+    - `greenhouse`: where it has imported already; for tests that are about what comes later.
     """
 
-    def __init__(self, *arguments: object, launcher: tuple[str, ...] = ("-m", "unlatch")) -> None:
-        # A background job starts deaf to SIGINT, and so would all that it starts.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            with Path("said.txt").open("w") as file:
-                self.process = subprocess.Popen(
-                    [sys.executable, *launcher, *map(str, arguments)],
-                    env={**environment(), "COLUMNS": "120", "NO_COLOR": "1"},
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-        finally:
-            signal.signal(signal.SIGINT, before)
+    def __init__(
+        self,
+        *arguments: object,
+        launcher: tuple[str, ...] = ("-m", "unlatch"),
+        greenhouse: Greenhouse | None = None,
+    ) -> None:
+        command = [*launcher, *map(str, arguments)]
+        variables = {**environment(), "COLUMNS": "120", "NO_COLOR": "1"}
+        with Path("said.txt").open("w") as file:
+            self.process: subprocess.Popen[bytes] | Adopted
+            if greenhouse is not None:
+                self.process = greenhouse.program(command, variables, file.fileno(), file.fileno())
+            else:
+                self.process = _started(command, variables, file)
 
     def said(self) -> str:
         """All that it has said so far."""
@@ -58,6 +63,10 @@ class Command:
     def ranks(self) -> list[int]:
         """The processes that it has started to train, in order."""
         children = psutil.Process(self.process.pid).children()
+        if isinstance(self.process, Adopted):
+            others = ("resource_tracker", "unlatch.live")
+            mine = [child for child in children if child.pid != self.process.greenhouse]
+            return [child.pid for child in mine if not any(part in " ".join(_command_line(child)) for part in others)]
         return [child.pid for child in children if any("spawn_main" in part for part in _command_line(child))]
 
     def send(self, number: int, target: str) -> None:
@@ -83,6 +92,17 @@ class Command:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
+
+
+def _started(command: list[str], variables: dict[str, str], output: IO[str]) -> subprocess.Popen[bytes]:
+    # A background job starts deaf to SIGINT, and so would all that it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, *command], env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _session(pid: int) -> int | None:

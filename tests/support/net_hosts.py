@@ -11,7 +11,10 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from greenhouse import Adopted, Greenhouse
 
 _PLACES = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _IP = [shutil.which("ip", path=_PLACES) or "ip"]
@@ -36,7 +39,7 @@ class Host:
         self.name, self.number, self._switch = name, number, switch
         self.address = f"10.10.10.{number + 1}"
         self._port = f"port{number}"
-        self._programs: list[subprocess.Popen[bytes]] = []
+        self._programs: list[subprocess.Popen[bytes] | Adopted] = []
 
     def connect(self) -> None:
         ip("link", "add", "eth0", "netns", self.name, "type", "veth", "peer", "name", self._port, "netns", self._switch)
@@ -70,8 +73,15 @@ class Host:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
         """Run a program there; `options` are those of `Popen`."""
-        own = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", **environment}
-        found = subprocess.Popen([*_IP, "netns", "exec", self.name, *command], env=own, **options)
+        found = subprocess.Popen([*_IP, "netns", "exec", self.name, *command], env=_own(environment), **options)
+        self._programs.append(found)
+        return found
+
+    def start_from(
+        self, greenhouse: Greenhouse, arguments: Sequence[str], environment: Mapping[str, str], output: int
+    ) -> Adopted:
+        """Run a program of Python there that has imported already."""
+        found = greenhouse.program(arguments, _own(environment), output, output, network=self.name)
         self._programs.append(found)
         return found
 
@@ -80,6 +90,10 @@ class Host:
         self.kill()
         for program in self._programs:
             program.wait()
+
+
+def _own(environment: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", **environment}
 
 
 def missing(*, limited: bool = False) -> str | None:

@@ -1,4 +1,4 @@
-"""Ranks that live as long as the test session: starting them costs seconds, using them milliseconds."""
+"""Ranks that live as long as the test session, and how ranks are started in tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 import unlatch
-from unlatch.transport import launch
+from greenhouse import Greenhouse
+from unlatch.transport import launch, nursery
+
+IN_EARNEST = nursery._fresh_interpreter
 
 
 class Pool:
@@ -40,6 +43,22 @@ class Pool:
         self._ranks = None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def greenhouse() -> Iterator[Greenhouse]:
+    """All ranks that tests start in this process come from here."""
+    with pytest.MonkeyPatch.context() as patch:
+        growing = Greenhouse()
+        patch.setattr(nursery, "_fresh_interpreter", growing.interpreter)
+        yield growing
+        growing.close()
+
+
+@pytest.fixture
+def cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except those of a test that is about the start."""
+    monkeypatch.setattr(nursery, "_fresh_interpreter", IN_EARNEST)
+
+
 def _pool(size: int) -> Iterator[Pool]:
     pool = Pool(size)
     yield pool
@@ -62,13 +81,8 @@ def ranks4() -> Iterator[Pool]:
 
 
 @pytest.fixture
-def patient_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_launcher(monkeypatch: pytest.MonkeyPatch, greenhouse: Greenhouse) -> None:
     """The launcher hears out all ranks, however long a busy machine takes: the cause may come after its echoes."""
+    # Before a test counts children.
+    greenhouse.start()
     monkeypatch.setattr(launch, "_GRACE", 100.0)
-
-
-def in_one_worker(items: list[pytest.Item], folder: str) -> None:
-    """Keep what shares the ranks of a folder in one xdist worker, so that only one set of them is started."""
-    for item in items:
-        if folder in item.path.parts and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("ranks"))

@@ -8,10 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 import unlatch
+
+if TYPE_CHECKING:
+    from greenhouse import Greenhouse
 
 SUPPORT = Path(__file__).parent
 SOURCE = Path(unlatch.__file__).parents[1]
@@ -29,10 +33,14 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
 
 
-def run_script(folder: Path, text: str, *launcher: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    folder: Path, text: str, *launcher: str, greenhouse: Greenhouse | None = None
+) -> subprocess.CompletedProcess[str]:
+    """**Arguments:** `greenhouse`: where it has imported already; for tests that are about what comes later."""
     script = folder / "script.py"
     script.write_text(text)
-    return run_python(*launcher, str(script), str(folder))
+    run = run_python if greenhouse is None else greenhouse.completed
+    return run(*launcher, str(script), str(folder))
 
 
 def runs(pid: int) -> bool:

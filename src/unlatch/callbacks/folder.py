@@ -107,16 +107,19 @@ class RunFolder(MetricsFiles):
             draft.write_text(json.dumps(self.summary, indent=1) + "\n", encoding="utf-8")
 
     def _draw_figures(self, trainer: Trainer) -> None:
-        # Whoever only logs does not wait for a plotting library.
+        # Whoever has nothing to draw does not wait for a plotting library.
         from ..report.measures import measures_figure, measures_of
-        from ..report.probe import probe_figure, read_probe, reconstruction_figure
 
         rows = metrics.read(self.folder)
         stages = list(trainer.measured.stages) if trainer.measured is not None else []
         figures = {}
         if any(_PROBE in row for row in rows):
+            from ..report.probe import probe_figure, read_probe
+
             figures["probe"] = probe_figure(read_probe(self.folder))
         if any(stage.reconstruction for stage in stages):
+            from ..report.probe import reconstruction_figure
+
             figures["reconstruction"] = reconstruction_figure(stages, per_update=trainer.run.method.per_update)
         if measures := measures_of(rows):
             figures["measures"] = measures_figure({"": measures})

@@ -31,7 +31,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from multiprocessing import process, resource_tracker, spawn
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,7 +86,7 @@ class Nursery:
         self.lines: list[Connection] = []
         self._born: dict[int, int] = {}
         self._births: Connection | None = None
-        self._interpreter: BaseProcess | None = None
+        self._interpreter: Worker | None = None
         # It starts with the first child otherwise, and lets signals through again.
         resource_tracker.ensure_running()
         self._adopts = _adopting.begin()
@@ -107,11 +106,7 @@ class Nursery:
         theirs = [end for _, end in ends]
         with starting_interpreters():
             preparation = spawn.get_preparation_data("")
-        arguments = (theirs, told, list(places), preparation)
-        interpreter = context.Process(target=_tend, args=arguments, name="unlatch-nursery", daemon=False)
-        with starting_interpreters(main=False), held_back():
-            interpreter.start()
-        self._interpreter = interpreter
+        self._interpreter = _fresh_interpreter(theirs, told, list(places), preparation)
         for end in (*theirs, told):
             end.close()
         self._births = births
@@ -165,6 +160,18 @@ class Nursery:
             # Each has told before it does anything else.
             if isinstance(worker, _Adopted):
                 self.born(worker.rank, patiently=True)
+
+
+def _fresh_interpreter(
+    lines: list[Connection], births: Connection, places: list[Place], preparation: dict[str, Any]
+) -> Worker:
+    """One that has imported nothing yet, and tends."""
+    context = multiprocessing.get_context("spawn")
+    arguments = (lines, births, places, preparation)
+    interpreter = context.Process(target=_tend, args=arguments, name="unlatch-nursery", daemon=False)
+    with starting_interpreters(main=False), held_back():
+        interpreter.start()
+    return interpreter
 
 
 class _Adopted:
@@ -257,10 +264,7 @@ def _tend(lines: list[Connection], births: Connection, places: list[Place], prep
         killed_by_the_kernel()
     if os.getppid() != launcher:
         os._exit(1)
-    for name in _NEEDED:
-        import_module(name)
-    # Torch imports as much again when the first optimizer is made.
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    _import_for_all()
     nursery = os.getpid()
     for number, place in enumerate(places):
         with warnings.catch_warnings():
@@ -272,6 +276,13 @@ def _tend(lines: list[Connection], births: Connection, places: list[Place], prep
         # Who holds it open would hide its end.
         lines[number].close()
     os._exit(0)
+
+
+def _import_for_all() -> None:
+    for name in _NEEDED:
+        import_module(name)
+    # Torch imports as much again when the first optimizer is made.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
 
 
 def _begin(
