@@ -250,8 +250,7 @@ CASES = (
         [
             "measured: {speed[pipedream][median]:.2f} times one process on 2 ranks "
             "({speed[pipedream][min]:.2f} to {speed[pipedream][max]:.2f})",
-            "measured: {digits[pipedream, K=2][difference]:+.2f} points to bp on digits, "
-            "{digits[pipedream, K=2][seeds]} seeds",
+            "measured: {digits[pipedream, K=2]} points to bp on digits",
         ],
     ),
     Case(
@@ -261,8 +260,7 @@ CASES = (
         [
             "measured: {speed[dtrp][median]:.2f} times one process on 2 ranks; by theory 1.75 where a "
             "backward takes two forwards",
-            "measured: {digits[dtrp, K=4][difference]:+.2f} points to bp on digits, 4 stages, "
-            "{digits[dtrp, K=4][seeds]} seeds",
+            "measured: {digits[dtrp, K=4]} points to bp on digits, 4 stages",
         ],
     ),
     Case(
@@ -272,8 +270,8 @@ CASES = (
         [
             "measured: activations grow by {growth[petra]:.2f} from 8 to 32 blocks per stage, under 1f1b by "
             "{growth[1f1b]:.2f}",
-            "measured: {petra[cifar10, K=4][difference]:+.2f} points to its own bp on 10,000 images of CIFAR-10, "
-            "{petra[cifar10, K=4][seeds]} seeds",
+            "measured: {petra[cifar10, K=4, petra M=4 1f1b].mean:+.2f} points to its own bp on 10,000 images of "
+            "CIFAR-10, {petra[cifar10, K=4, petra M=4 1f1b].seeds} seeds",
         ],
     ),
     Case(
@@ -292,8 +290,8 @@ CASES = (
         '`stages=2`, cut where the AuxNet stays small; compare with `ablation="shallow"`',
         [
             "measured: a step takes {auxnet_step[median]:.2f} of one-process bp on 2 ranks (ResNet-56)",
-            "measured: {auxnet[K2 auxnet][difference]:+.2f} points at 2 stages, {auxnet[K3 auxnet][difference]:+.2f} "
-            "at 3, shallow {auxnet[K2 shallow][difference]:+.2f}",
+            "measured: {auxnet[K2 auxnet].mean:+.2f} points at 2 stages, {auxnet[K3 auxnet].mean:+.2f} at 3, shallow "
+            "{auxnet[K2 shallow].mean:+.2f}, {auxnet[K2 auxnet].seeds} seeds of 10,000 images of CIFAR-10",
         ],
     ),
     Case(
@@ -329,12 +327,9 @@ def _facts(results: Path) -> dict[str, Any]:
     sources: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
         "inline": ("inline_overhead", lambda found: found["ratio"]),
         "speed": ("pipeline_speed", _ours),
-        "digits": ("accuracy_digits", partial(_by, "method", "stages")),
         "growth": ("petra_memory", lambda found: found["growth"]),
-        "petra": ("petra_accuracy", partial(_by, "task", "stages")),
         "layerpipe": ("layerpipe_speed", lambda found: found["speedup"]),
         "auxnet_step": ("auxnet_step_time", lambda found: found["ratio"]),
-        "auxnet": ("auxnet_accuracy", partial(_by, "setting")),
         "gpt": ("char_gpt", lambda found: found["summary"]["bp"]),
         "scale": ("scale", _won),
     }
@@ -342,6 +337,21 @@ def _facts(results: Path) -> dict[str, Any]:
         path = results / f"{file}.json"
         if path.is_file():
             facts[name] = pick(json.loads(path.read_text(encoding="utf-8")))
+    digits = _points("digits-methods", results.parents[1] / "studies")
+    return facts | _paired_facts(results) | ({"digits": digits} if digits else {})
+
+
+def _paired_facts(results: Path) -> dict[str, Any]:
+    """Of benchmarks with a line per run, what the tables say: differences over equal seeds, from three on."""
+    facts: dict[str, Any] = {}
+    for name, table_name in (("petra", "accuracy-petra"), ("auxnet", "accuracy-auxnet")):
+        file, label, base = PAIRS[table_name]
+        found: dict[str, dict[int, float]] = {}
+        for run in read_results(results / f"{file}.jsonl"):
+            found.setdefault(label(run), {})[run["seed"]] = run["accuracy"]
+        both = {of: paired(values, found[base(of)]) for of, values in found.items()}
+        told = {of: one for of, one in both.items() if one is not None and one.is_result}
+        facts |= {name: told} if told else {}
     return facts
 
 
@@ -354,12 +364,6 @@ def _ours(found: dict[str, Any]) -> dict[str, Any]:
 def _won(found: dict[str, Any]) -> dict[str, int]:
     fastest = [row["fastest"] for row in found["best"]]
     return {"won": sum(name in ("fdg", "pipedream") for name in fastest), "cases": len(fastest)}
-
-
-def _by(*keys_and_found: Any) -> dict[str, Any]:
-    """Rows by what is in some columns. Fewer than three seeds are no result."""
-    *keys, found = keys_and_found
-    return {", K=".join(str(row[key]) for key in keys): row for row in found["rows"] if row["seeds"] >= ENOUGH}
 
 
 def decisions(results: Path) -> str:
@@ -431,7 +435,7 @@ def method_table(results: Path) -> str:
         # Cases of methods that need other data or another network say so behind the number of stages.
         for case in (f"{name}, K=2", f"{name}, K=2, not augmented"):
             if case in accuracy:
-                points = f"{accuracy[case]:+.1f}"
+                points = f"{accuracy[case].mean:+.1f}"
         if name in speed:
             pace = f"{speed[name]['median']:.2f}"
         rows.append([f"[`{name}`](docs/methods/{page}.md)", idea, delay, kept, points, pace, held])
@@ -442,19 +446,52 @@ def method_table(results: Path) -> str:
     return table(heads, rows, words=4) + (f"\n\nFrom {told}." if told else "")
 
 
-def _points(name: str, studies: Path) -> dict[str, float]:
-    """Points that the cases of a study are above their baseline, where that is a result."""
+class Points(NamedTuple):
+    """How far a case of a study is above its baseline, in points; as text with its interval and seeds."""
+
+    mean: float
+    interval: tuple[float, float]
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ({self.interval[0]:+.2f} to {self.interval[1]:+.2f}, {self.seeds} seeds)"
+
+
+def _points(name: str, studies: Path) -> dict[str, Points]:
+    """Differences of the cases of a study to their baselines, where that is a result."""
     lines = read_results(studies / "results" / f"{name}.jsonl")
     if not lines:
         return {}
     asked = load_study(studies / f"{name}.toml")
     report = study_report(asked, lines, asked.baseline or asked.cases[0].label, "")
-    rows = [row for row in report.numbers() if row["is_result"] and row["difference"] is not None]
-    return {row["case"]: 100 * row["difference"] for row in rows}
+    rows = [row for row in report.numbers() if row["is_result"] and row["interval_low"] is not None]
+    return {
+        row["case"]: Points(
+            100 * row["difference"], (100 * row["interval_low"], 100 * row["interval_high"]), row["pairs"]
+        )
+        for row in rows
+    }
+
+
+def digits(results: Path) -> str:
+    """What the best known methods lose on digits, by the number of stages."""
+    found = _points("digits-methods", results.parents[1] / "studies")
+    if not found:
+        return "*Not measured yet: `unlatch compare studies/digits-methods.toml`.*"
+    rows = [
+        [f"`{name}`", *(str(found.get(f"{name}, K={stages}", "")) for stages in (2, 4))]
+        for name in ("1f1b", "pipedream", "fdg", "dtr", "dtrp", "petra", "layerpipe", "dgl", "auxnet")
+    ]
+    heads = ["points to its own bp (95 % interval)", "2 stages", "4 stages"]
+    return f"{table(heads, rows)}\n\nFrom `unlatch compare studies/digits-methods.toml`."
 
 
 #: Tables made of several result files.
-COMBINED: dict[str, Callable[[Path], str]] = {"decisions": decisions, "methods": method_table}
+COMBINED: dict[str, Callable[[Path], str]] = {
+    "decisions": decisions,
+    "methods": method_table,
+    "accuracy-digits": digits,
+}
 
 #: Name of a table: the result file, and what makes the table of it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
@@ -478,12 +515,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 
 #: Of benchmarks with a line per run: the result files, what a run is of, and what that is compared with.
 PAIRS: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[str], str]]] = {
-    "accuracy-digits": (
-        "accuracy_digits",
-        lambda run: f"{run['method']}, K={run['stages']}",
-        lambda _: "bp, K=2",
-    ),
-    "accuracy-layerpipe": ("layerpipe_digits", lambda run: run["method"], lambda _: "bp"),
     "accuracy-auxnet": ("auxnet_accuracy", lambda run: run["setting"], lambda _: "bp"),
     "accuracy-petra": (
         "petra_accuracy",
