@@ -102,10 +102,15 @@ def overhead(found: dict[str, Any]) -> str:
     return table(["microseconds per micro-batch and rank (ratio)", *columns], rows)
 
 
-def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], runs: Sequence[dict[str, Any]]) -> str:
+def pairs(
+    label: Callable[[dict[str, Any]], str],
+    base: Callable[[str], str],
+    runs: Sequence[dict[str, Any]],
+    beside: str = "bp",
+) -> str:
     """Runs of a benchmark over equal seeds, in pairs. Fewer than three seeds are no row; the same numbers are one.
 
-    **Arguments:** `label`: what a run is of; `base`: the label of what it is compared with.
+    **Arguments:** `label`: what a run is of; `base`: the label of what it is compared with, in words `beside`.
     """
     found: dict[str, dict[int, float]] = {}
     losses: dict[str, dict[int, float]] = {}
@@ -115,7 +120,8 @@ def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], ru
     rows: dict[tuple[float, ...], list[str]] = {}
     for name, values in found.items():
         both = paired(values, found[base(name)])
-        if both is not None and both.is_result:
+        # What all others stand beside has a row of its own beside bp only.
+        if both is not None and both.is_result and (beside == "bp" or name != base(name)):
             mine = [values[seed] for seed in both.differences]
             cells = [f"{statistics.fmean(mine):.2f} %", f"{min(mine):.2f} to {max(mine):.2f}"]
             ends = " to ".join(f"{end:+.2f}" for end in both.interval) if both.interval else "-"
@@ -123,7 +129,7 @@ def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], ru
             numbers = (*mine, *(losses[name][seed] for seed in both.differences))
             same = rows.setdefault(numbers, [name, *cells, *compared, str(both.seeds)])
             same[0] = same[0] if same[0] == name else f"{same[0]} = {name}"
-    heads = ["", "test accuracy", "range", "points to bp, paired", "95 % interval", "seeds"]
+    heads = ["", "test accuracy", "range", f"points to {beside}, paired", "95 % interval", "seeds"]
     return table(heads, rows.values())
 
 
@@ -211,6 +217,115 @@ def scale_best(found: dict[str, Any]) -> str:
 
 def ratios(head: str, found: dict[str, Any]) -> str:
     return table(["", head, "range", "rounds"], ratio_rows(found))
+
+
+def _median(one: dict[str, Any], digits: int = 2) -> str:
+    return f"{one['median']:.{digits}f} ({one['min']:.{digits}f} to {one['max']:.{digits}f})"
+
+
+def saving(found: dict[str, Any]) -> str:
+    """What a checkpoint in the middle of a round costs, in time and on disk."""
+    rows = [
+        [
+            name,
+            *(_median(row[kind]) for kind in ("exact", "drained")),
+            *(f"{row['bytes'][kind] / 1e6:.1f} MB" for kind in ("exact", "drained")),
+            str(row["exact"]["repeats"]),
+        ]
+        for name, row in found["methods"].items()
+    ]
+    heads = [
+        "time over that without a checkpoint",
+        "exact",
+        "pipeline emptied first",
+        "exact, on disk",
+        "emptied, on disk",
+    ]
+    return table([*heads, "rounds"], rows)
+
+
+def auxnet_step(found: dict[str, Any]) -> str:
+    """A step of auxnet beside one of backpropagation in one process, and what the formula says."""
+    formula = found["formula"]
+    rows = [
+        [
+            "step over one of one-process bp, median and range",
+            f"{_median(found['ratio'])}, {found['ratio']['repeats']} rounds",
+        ],
+        ["speed-up by the formula, from terms measured in the same run", f"{formula['speed_up_at_2']:.2f}"],
+        ["stages from which it pays, by the formula", f"{formula['break_even_stages']:.1f}"],
+        ["FLOPs of the AuxNet over those it stands for", f"{found['auxnet']['flops']:.1%}"],
+    ]
+    return table(["", "2 ranks, one thread each"], rows)
+
+
+def layerpipe_speed(found: dict[str, Any]) -> str:
+    """Layerpipe beside pipedream on a chain of unequal layers."""
+    rows = [
+        [
+            name,
+            f"{1000 * found['seconds_per_batch'][name]['median']:.0f} ms",
+            ", ".join(f"{loss:.5f}" for loss in found["final_loss"][name]),
+        ]
+        for name in ("pipedream", "layerpipe")
+    ]
+    faster, rounds = _median(found["speedup"]), found["speedup"]["repeats"]
+    said = f"layerpipe is {faster} times as fast, median and range of {rounds} rounds;"
+    heads = ["", "per batch, median", "final loss on data not trained on, by seed"]
+    return f"{table(heads, rows)}\n\n{said} theory has {found['theory']:.2f}."
+
+
+def layerpipe_gains(model: str, found: dict[str, Any]) -> str:
+    """Interval of the best straight pipeline over that of layerpipe's planner, by network and devices."""
+    rows = [
+        [name, *(f"{gain:.2f}" for gain in by[model]["divisible"]), f"{statistics.fmean(by[model]['divisible']):.2f}"]
+        for name, by in found["networks"].items()
+    ]
+    return table(["network", *map(str, found["processors"]), "mean"], rows)
+
+
+def layerpipe_summary(found: dict[str, Any]) -> str:
+    """All cost models over all networks and numbers of devices."""
+    rows = [
+        [
+            row["model"],
+            f"{row['mean']:.2f}",
+            f"{row['mean_anywhere']:.2f}",
+            f"{row['best_at_7_to_9']:.2f} ({row['network']})",
+            ", ".join(row["networks_at_1.8"]) or "none",
+            f"{row['less_traffic']:.0%}",
+            f"{row['less_than_replicas']:.0%}",
+        ]
+        for row in found["summary"]
+    ]
+    heads = [
+        "costs",
+        "mean",
+        "tasks anywhere",
+        "best at 7 to 9",
+        "1.8 or more at 7 to 9",
+        "less traffic",
+        "than replicas",
+    ]
+    return table(heads, rows)
+
+
+def petra_inputs(found: dict[str, Any]) -> str:
+    """Relative errors of reconstructed inputs by learning rate, and at the rate of the pictures by setting."""
+    settings = found["reconstruction_by_setting"]
+    stages = list(settings["petra"])
+    lines = {f"petra, learning rate {rate}": by for rate, by in found["reconstruction_by_rate"].items() if float(rate)}
+    lines |= {name: by for name, by in settings.items() if name != "petra"}
+    rows = [[name, *(f"{by[stage]:.2g}" for stage in stages)] for name, by in lines.items()]
+    return table(["median error of reconstructed inputs", *(f"stage {stage}" for stage in stages)], rows)
+
+
+def petra_cosines(found: dict[str, Any]) -> str:
+    """Cosines of gradients to those of backpropagation at the weights that they are applied to."""
+    lines = found["cosine_at_current"]
+    stages = list(next(iter(lines.values())))
+    rows = [[name, *(f"{by[stage]:.2f}" for stage in stages)] for name, by in lines.items()]
+    return table(["median cosine", *(f"stage {stage}" for stage in stages)], rows)
 
 
 class Case(NamedTuple):
@@ -496,6 +611,14 @@ COMBINED: dict[str, Callable[[Path], str]] = {
 #: Name of a table: the result file, and what makes the table of it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo", demo),
+    "saving": ("saving_cost", saving),
+    "auxnet-step": ("auxnet_step_time", auxnet_step),
+    "layerpipe-speed": ("layerpipe_speed", layerpipe_speed),
+    "layerpipe-gains-mac": ("layerpipe_speedup", partial(layerpipe_gains, "mac")),
+    "layerpipe-gains-systolic": ("layerpipe_speedup", partial(layerpipe_gains, "systolic 16x16, batch 1")),
+    "layerpipe-summary": ("layerpipe_speedup", layerpipe_summary),
+    "petra-inputs": ("petra_exactness", petra_inputs),
+    "petra-cosines": ("petra_exactness", petra_cosines),
     "speed": ("pipeline_speed", speed),
     "speed-gpt": ("pipeline_speed_gpt", speed),
     "speed-revnet": ("pipeline_speed_revnet20", speed),
@@ -516,6 +639,12 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 #: Of benchmarks with a line per run: the result files, what a run is of, and what that is compared with.
 PAIRS: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[str], str]]] = {
     "accuracy-auxnet": ("auxnet_accuracy", lambda run: run["setting"], lambda _: "bp"),
+    "accuracy-auxnet-beside-shallow": (
+        "auxnet_accuracy",
+        # The shallow network is the same at 2 and 3 stages.
+        lambda run: run["setting"].replace("K3 shallow", "K2 shallow"),
+        lambda name: "late shallow" if name.startswith("late") else "K2 shallow",
+    ),
     "accuracy-petra": (
         "petra_accuracy",
         lambda run: (
@@ -578,7 +707,8 @@ def made(name: str, results: Path = RESULTS) -> str:
     if name in PAIRS:
         file, label, base = PAIRS[name]
         command = json.loads((results / f"{file}.json").read_text(encoding="utf-8"))["command"]
-        return f"{pairs(label, base, read_results(results / f'{file}.jsonl'))}\n\nFrom `{command}`."
+        beside = name.partition("-beside-")[2] or "bp"
+        return f"{pairs(label, base, read_results(results / f'{file}.jsonl'), beside)}\n\nFrom `{command}`."
     if name in COMBINED:
         return COMBINED[name](results)
     if name not in TABLES:
@@ -588,7 +718,8 @@ def made(name: str, results: Path = RESULTS) -> str:
     if not path.is_file():
         return f"*Not measured yet: there is no result file `{file}.json`.*"
     found = json.loads(path.read_text(encoding="utf-8"))
-    return f"{make(found)}\n\nFrom `{found['command']}`."
+    command = found.get("command", f"python benchmarks/{file}.py")
+    return f"{make(found)}\n\nFrom `{command}`."
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

@@ -57,6 +57,26 @@ def test_tables_agree_with_the_result_files(page: Path) -> None:
     assert tables.rewritten(text) == text, "run `python docs/write_tables.py`"
 
 
+def _typed(text: str) -> list[str]:
+    """Rows of tables outside of markers and of code that have two cells or more with nothing but a decimal number."""
+    outside = re.sub(r"^ *```.*?^ *```", "", tables.MARKED.sub("", text), flags=re.S | re.M)
+    number = r"[-+]?\d+\.\d+ ?(%|s|ms|[kMG]?B)?( ?[\[(].*[\])])?"
+    rows = [line for line in outside.splitlines() if line.lstrip().startswith("|")]
+    return [row for row in rows if sum(bool(re.fullmatch(number, cell.strip())) for cell in row.split("|")) >= 2]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in tables.PAGES])
+def test_no_table_of_numbers_is_typed_by_hand(page: Path) -> None:
+    """What was measured is written from its file; settings and formulas have words or whole numbers beside them."""
+    assert _typed(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_typed_table_is_found() -> None:
+    rows = "| method | a | b |\n|---|---|---|\n| dtr | 1.27 [0.96, 1.87] | 0.5 |\n| theory | 2 | 3.5 |\n"
+    assert _typed(rows) == ["| dtr | 1.27 [0.96, 1.87] | 0.5 |"]
+    assert _typed(f"<!-- table: speed -->\n{rows}<!-- end of table -->\n") == []
+
+
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in tables.PAGES])
 def test_every_marker_has_its_end(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
