@@ -14,7 +14,6 @@ no runs of the CNN. Learning rates are round numbers at which bp trains well.
 
 from __future__ import annotations
 
-import json
 import statistics
 from functools import partial
 from operator import itemgetter
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from accuracy_common import Study, print_table
-from common import RESULTS, write
+from common import STUDIES, write
 from scipy.stats import spearmanr
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -30,8 +29,11 @@ from torch.nn.functional import cross_entropy
 import unlatch
 from unlatch.advise.advice import POINTS, advise, earned
 from unlatch.advise.motion import motion_of
+from unlatch.config.study import load_study
 from unlatch.data import Loader, load
+from unlatch.io.results import read_results
 from unlatch.methods import DTRP, FDG, Method, PipeDream, PipeDream2BW, get
+from unlatch.report.study import study_report
 
 EPOCHS, BATCH, SEEDS = 6, 64, 3
 
@@ -177,16 +179,21 @@ def predictions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def defaults_elsewhere() -> list[dict[str, Any]]:
-    """Methods with their defaults in the accuracy studies, under SGD with Nesterov momentum: said and measured."""
+    """Methods with their defaults in the study of all of them, under SGD with Nesterov momentum: said and measured."""
     nesterov = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9, nesterov=True)
+    asked = load_study(STUDIES / "digits-methods.toml")
+    lines = read_results(STUDIES / "results" / "digits-methods.jsonl")
+    report = study_report(asked, lines, asked.baseline or asked.cases[0].label, "")
+    settings = {case.label: case.config for case in asked.cases}
     found = []
-    for name in ("accuracy_digits", "accuracy_cifar"):
-        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
-            method = get(row["method"])
+    for row in report.numbers():
+        if row["is_result"] and row["difference"] is not None:
+            config = settings[row["case"].split(" = ")[0]]
+            method, stages = get(config.method.name, **config.method.options), config.run.stages
             if method.gradient == "late":
-                said = advise(method.resolve(row["stages"]), row["stages"], nesterov).verdict
-                kept = {key: row[key] for key in ("method", "stages", "seeds")}
-                found.append({"study": name, **kept, "points": row["difference"], "said": said})
+                said = advise(method.resolve(stages), stages, nesterov).verdict
+                kept = {"study": asked.name, "method": config.method.name, "stages": stages, "seeds": row["pairs"]}
+                found.append({**kept, "points": 100 * row["difference"], "said": said})
     return found
 
 

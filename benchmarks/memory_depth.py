@@ -1,5 +1,6 @@
-"""Claim: the bytes that the planner predicts for a stage (`unlatch.plan.memory`) are within 10 % of what live tensors
-take at the worst moment, for every method that cuts a chain, on ResNets of 20, 56 and 110 layers in 2, 4 and 8 stages.
+"""Expected, and not shown yet by a committed result file: the bytes that the planner predicts for a stage
+(`unlatch.plan.memory`) are within 10 % of what live tensors take at the worst moment, for every method that cuts a
+chain, on ResNets of 20, 56 and 110 layers in 2, 4 and 8 stages.
 
     python benchmarks/memory_depth.py [--depths 20 56 110] [--stages 2 4 8] [--methods pipedream dtr] [--limit 200]
 

@@ -1,5 +1,5 @@
-"""Claim: predicting weights costs next to nothing: a step of dtrp takes at most 1.02 times one of dtr, on a GPT of 10 M
-parameters with AdamW and on ResNet-20 with Nesterov momentum.
+"""Expected, and not shown yet by a committed result file: predicting weights costs next to nothing: a step of dtrp
+takes at most 1.02 times one of dtr, on a GPT of 10 M parameters with AdamW and on ResNet-20 with Nesterov momentum.
 
     python benchmarks/prediction_cost.py [--repeats 9] [--steps 6] [--ranks] [--only gpt]
 

@@ -1,4 +1,4 @@
-"""Claim: between two hosts on a limited link
+"""Expected, and not shown yet by a committed result file: between two hosts on a limited link
 
 - DDP, which sends all gradients, keeps less than half of its speed at 100 Mb/s;
 - methods whose order has a batch to spare (dsp, petra) keep at least 0.9 on every link that carries what a round sends

@@ -111,10 +111,15 @@ def overhead(found: dict[str, Any]) -> str:
     return table(["microseconds per micro-batch and rank (ratio)", *columns], rows)
 
 
-def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], runs: Sequence[dict[str, Any]]) -> str:
+def pairs(
+    label: Callable[[dict[str, Any]], str],
+    base: Callable[[str], str],
+    runs: Sequence[dict[str, Any]],
+    beside: str = "bp",
+) -> str:
     """Runs of a benchmark over equal seeds, in pairs. Fewer than three seeds are no row; the same numbers are one.
 
-    **Arguments:** `label`: what a run is of; `base`: the label of what it is compared with.
+    **Arguments:** `label`: what a run is of; `base`: the label of what it is compared with, in words `beside`.
     """
     found: dict[str, dict[int, float]] = {}
     losses: dict[str, dict[int, float]] = {}
@@ -124,7 +129,8 @@ def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], ru
     rows: dict[tuple[float, ...], list[str]] = {}
     for name, values in found.items():
         both = paired(values, found[base(name)])
-        if both is not None and both.is_result:
+        # What all others stand beside has a row of its own beside bp only.
+        if both is not None and both.is_result and (beside == "bp" or name != base(name)):
             mine = [values[seed] for seed in both.differences]
             cells = [f"{statistics.fmean(mine):.2f} %", f"{min(mine):.2f} to {max(mine):.2f}"]
             ends = " to ".join(f"{end:+.2f}" for end in both.interval) if both.interval else "-"
@@ -132,7 +138,7 @@ def pairs(label: Callable[[dict[str, Any]], str], base: Callable[[str], str], ru
             numbers = (*mine, *(losses[name][seed] for seed in both.differences))
             same = rows.setdefault(numbers, [name, *cells, *compared, str(both.seeds)])
             same[0] = same[0] if same[0] == name else f"{same[0]} = {name}"
-    heads = ["", "test accuracy", "range", "points to bp, paired", "95 % interval", "seeds"]
+    heads = ["", "test accuracy", "range", f"points to {beside}, paired", "95 % interval", "seeds"]
     return table(heads, rows.values())
 
 
@@ -236,6 +242,115 @@ def ratios(head: str, found: dict[str, Any]) -> str:
     return table(["", head, "range", "rounds"], ratio_rows(found))
 
 
+def _median(one: dict[str, Any], digits: int = 2) -> str:
+    return f"{one['median']:.{digits}f} ({one['min']:.{digits}f} to {one['max']:.{digits}f})"
+
+
+def saving(found: dict[str, Any]) -> str:
+    """What a checkpoint in the middle of a round costs, in time and on disk."""
+    rows = [
+        [
+            name,
+            *(_median(row[kind]) for kind in ("exact", "drained")),
+            *(f"{row['bytes'][kind] / 1e6:.1f} MB" for kind in ("exact", "drained")),
+            str(row["exact"]["repeats"]),
+        ]
+        for name, row in found["methods"].items()
+    ]
+    heads = [
+        "time over that without a checkpoint",
+        "exact",
+        "pipeline emptied first",
+        "exact, on disk",
+        "emptied, on disk",
+    ]
+    return table([*heads, "rounds"], rows)
+
+
+def auxnet_step(found: dict[str, Any]) -> str:
+    """A step of auxnet beside one of backpropagation in one process, and what the formula says."""
+    formula = found["formula"]
+    rows = [
+        [
+            "step over one of one-process bp, median and range",
+            f"{_median(found['ratio'])}, {found['ratio']['repeats']} rounds",
+        ],
+        ["speed-up by the formula, from terms measured in the same run", f"{formula['speed_up_at_2']:.2f}"],
+        ["stages from which it pays, by the formula", f"{formula['break_even_stages']:.1f}"],
+        ["FLOPs of the AuxNet over those it stands for", f"{found['auxnet']['flops']:.1%}"],
+    ]
+    return table(["", "2 ranks, one thread each"], rows)
+
+
+def layerpipe_speed(found: dict[str, Any]) -> str:
+    """Layerpipe beside pipedream on a chain of unequal layers."""
+    rows = [
+        [
+            name,
+            f"{1000 * found['seconds_per_batch'][name]['median']:.0f} ms",
+            ", ".join(f"{loss:.5f}" for loss in found["final_loss"][name]),
+        ]
+        for name in ("pipedream", "layerpipe")
+    ]
+    faster, rounds = _median(found["speedup"]), found["speedup"]["repeats"]
+    said = f"layerpipe is {faster} times as fast, median and range of {rounds} rounds;"
+    heads = ["", "per batch, median", "final loss on data not trained on, by seed"]
+    return f"{table(heads, rows)}\n\n{said} theory has {found['theory']:.2f}."
+
+
+def layerpipe_gains(model: str, found: dict[str, Any]) -> str:
+    """Interval of the best straight pipeline over that of layerpipe's planner, by network and devices."""
+    rows = [
+        [name, *(f"{gain:.2f}" for gain in by[model]["divisible"]), f"{statistics.fmean(by[model]['divisible']):.2f}"]
+        for name, by in found["networks"].items()
+    ]
+    return table(["network", *map(str, found["processors"]), "mean"], rows)
+
+
+def layerpipe_summary(found: dict[str, Any]) -> str:
+    """All cost models over all networks and numbers of devices."""
+    rows = [
+        [
+            row["model"],
+            f"{row['mean']:.2f}",
+            f"{row['mean_anywhere']:.2f}",
+            f"{row['best_at_7_to_9']:.2f} ({row['network']})",
+            ", ".join(row["networks_at_1.8"]) or "none",
+            f"{row['less_traffic']:.0%}",
+            f"{row['less_than_replicas']:.0%}",
+        ]
+        for row in found["summary"]
+    ]
+    heads = [
+        "costs",
+        "mean",
+        "tasks anywhere",
+        "best at 7 to 9",
+        "1.8 or more at 7 to 9",
+        "less traffic",
+        "than replicas",
+    ]
+    return table(heads, rows)
+
+
+def petra_inputs(found: dict[str, Any]) -> str:
+    """Relative errors of reconstructed inputs by learning rate, and at the rate of the pictures by setting."""
+    settings = found["reconstruction_by_setting"]
+    stages = list(settings["petra"])
+    lines = {f"petra, learning rate {rate}": by for rate, by in found["reconstruction_by_rate"].items() if float(rate)}
+    lines |= {name: by for name, by in settings.items() if name != "petra"}
+    rows = [[name, *(f"{by[stage]:.2g}" for stage in stages)] for name, by in lines.items()]
+    return table(["median error of reconstructed inputs", *(f"stage {stage}" for stage in stages)], rows)
+
+
+def petra_cosines(found: dict[str, Any]) -> str:
+    """Cosines of gradients to those of backpropagation at the weights that they are applied to."""
+    lines = found["cosine_at_current"]
+    stages = list(next(iter(lines.values())))
+    rows = [[name, *(f"{by[stage]:.2f}" for stage in stages)] for name, by in lines.items()]
+    return table(["median cosine", *(f"stage {stage}" for stage in stages)], rows)
+
+
 class Case(NamedTuple):
     """A row of the decision table: what is expected are templates over the facts of `_facts`."""
 
@@ -273,8 +388,7 @@ CASES = (
         [
             "measured: {speed[pipedream][median]:.2f} times one process on 2 ranks "
             "({speed[pipedream][min]:.2f} to {speed[pipedream][max]:.2f})",
-            "measured: {digits[pipedream, K=2][difference]:+.2f} points to bp on digits, "
-            "{digits[pipedream, K=2][seeds]} seeds",
+            "measured: {digits[pipedream, K=2]} points to bp on digits",
         ],
     ),
     Case(
@@ -284,8 +398,7 @@ CASES = (
         [
             "measured: {speed[dtrp][median]:.2f} times one process on 2 ranks; by theory 1.75 where a "
             "backward takes two forwards",
-            "measured: {digits[dtrp, K=4][difference]:+.2f} points to bp on digits, 4 stages, "
-            "{digits[dtrp, K=4][seeds]} seeds",
+            "measured: {digits[dtrp, K=4]} points to bp on digits, 4 stages",
         ],
     ),
     Case(
@@ -295,8 +408,8 @@ CASES = (
         [
             "measured: activations grow by {growth[petra]:.2f} from 8 to 32 blocks per stage, under 1f1b by "
             "{growth[1f1b]:.2f}",
-            "measured: {petra[cifar10, K=4][difference]:+.2f} points to its own bp on 10,000 images of CIFAR-10, "
-            "{petra[cifar10, K=4][seeds]} seeds",
+            "measured: {petra[cifar10, K=4, petra M=4 1f1b].mean:+.2f} points to its own bp on 10,000 images of "
+            "CIFAR-10, {petra[cifar10, K=4, petra M=4 1f1b].seeds} seeds",
         ],
     ),
     Case(
@@ -315,8 +428,8 @@ CASES = (
         '`stages=2`, cut where the AuxNet stays small; compare with `ablation="shallow"`',
         [
             "measured: a step takes {auxnet_step[median]:.2f} of one-process bp on 2 ranks (ResNet-56)",
-            "measured: {auxnet[K2 auxnet][difference]:+.2f} points at 2 stages, {auxnet[K3 auxnet][difference]:+.2f} "
-            "at 3, shallow {auxnet[K2 shallow][difference]:+.2f}",
+            "measured: {auxnet[K2 auxnet].mean:+.2f} points at 2 stages, {auxnet[K3 auxnet].mean:+.2f} at 3, shallow "
+            "{auxnet[K2 shallow].mean:+.2f}, {auxnet[K2 auxnet].seeds} seeds of 10,000 images of CIFAR-10",
         ],
     ),
     Case(
@@ -350,15 +463,11 @@ def _facts(results: Path) -> dict[str, Any]:
     """What templates may name; a result file that is not there leaves its names out."""
     facts: dict[str, Any] = {}
     sources: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
-        "auxnet-shares": ("auxnet_shares", auxnet_shares),
-    "inline": ("inline_overhead", lambda found: found["ratio"]),
+        "inline": ("inline_overhead", lambda found: found["ratio"]),
         "speed": ("pipeline_speed", _ours),
-        "digits": ("accuracy_digits", partial(_by, "method", "stages")),
         "growth": ("petra_memory", lambda found: found["growth"]),
-        "petra": ("petra_accuracy", partial(_by, "task", "stages")),
         "layerpipe": ("layerpipe_speed", lambda found: found["speedup"]),
         "auxnet_step": ("auxnet_step_time", lambda found: found["ratio"]),
-        "auxnet": ("auxnet_accuracy", partial(_by, "setting")),
         "gpt": ("char_gpt", lambda found: found["summary"]["bp"]),
         "scale": ("scale", _won),
     }
@@ -366,6 +475,21 @@ def _facts(results: Path) -> dict[str, Any]:
         path = results / f"{file}.json"
         if path.is_file():
             facts[name] = pick(json.loads(path.read_text(encoding="utf-8")))
+    digits = _points("digits-methods", results.parents[1] / "studies")
+    return facts | _paired_facts(results) | ({"digits": digits} if digits else {})
+
+
+def _paired_facts(results: Path) -> dict[str, Any]:
+    """Of benchmarks with a line per run, what the tables say: differences over equal seeds, from three on."""
+    facts: dict[str, Any] = {}
+    for name, table_name in (("petra", "accuracy-petra"), ("auxnet", "accuracy-auxnet")):
+        file, label, base = PAIRS[table_name]
+        found: dict[str, dict[int, float]] = {}
+        for run in read_results(results / f"{file}.jsonl"):
+            found.setdefault(label(run), {})[run["seed"]] = run["accuracy"]
+        both = {of: paired(values, found[base(of)]) for of, values in found.items()}
+        told = {of: one for of, one in both.items() if one is not None and one.is_result}
+        facts |= {name: told} if told else {}
     return facts
 
 
@@ -378,12 +502,6 @@ def _ours(found: dict[str, Any]) -> dict[str, Any]:
 def _won(found: dict[str, Any]) -> dict[str, int]:
     fastest = [row["fastest"] for row in found["best"]]
     return {"won": sum(name in ("fdg", "pipedream") for name in fastest), "cases": len(fastest)}
-
-
-def _by(*keys_and_found: Any) -> dict[str, Any]:
-    """Rows by what is in some columns. Fewer than three seeds are no result."""
-    *keys, found = keys_and_found
-    return {", K=".join(str(row[key]) for key in keys): row for row in found["rows"] if row["seeds"] >= ENOUGH}
 
 
 def decisions(results: Path) -> str:
@@ -455,7 +573,7 @@ def method_table(results: Path) -> str:
         # Cases of methods that need other data or another network say so behind the number of stages.
         for case in (f"{name}, K=2", f"{name}, K=2, not augmented"):
             if case in accuracy:
-                points = f"{accuracy[case]:+.1f}"
+                points = f"{accuracy[case].mean:+.1f}"
         if name in speed:
             pace = f"{speed[name]['median']:.2f}"
         rows.append([f"[`{name}`](docs/methods/{page}.md)", idea, delay, kept, points, pace, held])
@@ -466,15 +584,44 @@ def method_table(results: Path) -> str:
     return table(heads, rows, words=4) + (f"\n\nFrom {told}." if told else "")
 
 
-def _points(name: str, studies: Path) -> dict[str, float]:
-    """Points that the cases of a study are above their baseline, where that is a result."""
+class Points(NamedTuple):
+    """How far a case of a study is above its baseline, in points; as text with its interval and seeds."""
+
+    mean: float
+    interval: tuple[float, float]
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ({self.interval[0]:+.2f} to {self.interval[1]:+.2f}, {self.seeds} seeds)"
+
+
+def _points(name: str, studies: Path) -> dict[str, Points]:
+    """Differences of the cases of a study to their baselines, where that is a result."""
     lines = read_results(studies / "results" / f"{name}.jsonl")
     if not lines:
         return {}
     asked = load_study(studies / f"{name}.toml")
     report = study_report(asked, lines, asked.baseline or asked.cases[0].label, "")
-    rows = [row for row in report.numbers() if row["is_result"] and row["difference"] is not None]
-    return {row["case"]: 100 * row["difference"] for row in rows}
+    rows = [row for row in report.numbers() if row["is_result"] and row["interval_low"] is not None]
+    return {
+        row["case"]: Points(
+            100 * row["difference"], (100 * row["interval_low"], 100 * row["interval_high"]), row["pairs"]
+        )
+        for row in rows
+    }
+
+
+def digits(results: Path) -> str:
+    """What the best known methods lose on digits, by the number of stages."""
+    found = _points("digits-methods", results.parents[1] / "studies")
+    if not found:
+        return "*Not measured yet: `unlatch compare studies/digits-methods.toml`.*"
+    rows = [
+        [f"`{name}`", *(str(found.get(f"{name}, K={stages}", "")) for stages in (2, 4))]
+        for name in ("1f1b", "pipedream", "fdg", "dtr", "dtrp", "petra", "layerpipe", "dgl", "auxnet")
+    ]
+    heads = ["points to its own bp (95 % interval)", "2 stages", "4 stages"]
+    return f"{table(heads, rows)}\n\nFrom `unlatch compare studies/digits-methods.toml`."
 
 
 def paper(name: str, results: Path) -> str:
@@ -486,12 +633,22 @@ def paper(name: str, results: Path) -> str:
 COMBINED: dict[str, Callable[[Path], str]] = {
     "decisions": decisions,
     "methods": method_table,
+    "accuracy-digits": digits,
     **{f"paper-{name}": partial(paper, name) for name in paper_claims.PAPERS},
 }
 
 #: Name of a table: the result file, and what makes the table of it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo", demo),
+    "saving": ("saving_cost", saving),
+    "auxnet-step": ("auxnet_step_time", auxnet_step),
+    "auxnet-shares": ("auxnet_shares", auxnet_shares),
+    "layerpipe-speed": ("layerpipe_speed", layerpipe_speed),
+    "layerpipe-gains-mac": ("layerpipe_speedup", partial(layerpipe_gains, "mac")),
+    "layerpipe-gains-systolic": ("layerpipe_speedup", partial(layerpipe_gains, "systolic 16x16, batch 1")),
+    "layerpipe-summary": ("layerpipe_speedup", layerpipe_summary),
+    "petra-inputs": ("petra_exactness", petra_inputs),
+    "petra-cosines": ("petra_exactness", petra_cosines),
     "speed": ("pipeline_speed", speed),
     "speed-gpt": ("pipeline_speed_gpt", speed),
     "speed-revnet": ("pipeline_speed_revnet20", speed),
@@ -511,13 +668,13 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 
 #: Of benchmarks with a line per run: the result files, what a run is of, and what that is compared with.
 PAIRS: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[str], str]]] = {
-    "accuracy-digits": (
-        "accuracy_digits",
-        lambda run: f"{run['method']}, K={run['stages']}",
-        lambda _: "bp, K=2",
-    ),
-    "accuracy-layerpipe": ("layerpipe_digits", lambda run: run["method"], lambda _: "bp"),
     "accuracy-auxnet": ("auxnet_accuracy", lambda run: run["setting"], lambda _: "bp"),
+    "accuracy-auxnet-beside-shallow": (
+        "auxnet_accuracy",
+        # The shallow network is the same at 2 and 3 stages.
+        lambda run: run["setting"].replace("K3 shallow", "K2 shallow"),
+        lambda name: "late shallow" if name.startswith("late") else "K2 shallow",
+    ),
     "accuracy-petra": (
         "petra_accuracy",
         lambda run: (
@@ -660,7 +817,8 @@ def made(name: str, results: Path = RESULTS) -> str:
     if name in PAIRS:
         file, label, base = PAIRS[name]
         command = json.loads((results / f"{file}.json").read_text(encoding="utf-8"))["command"]
-        return f"{pairs(label, base, read_results(results / f'{file}.jsonl'))}\n\nFrom `{command}`."
+        beside = name.partition("-beside-")[2] or "bp"
+        return f"{pairs(label, base, read_results(results / f'{file}.jsonl'), beside)}\n\nFrom `{command}`."
     if name in COMBINED:
         return COMBINED[name](results)
     if name not in TABLES:
@@ -670,7 +828,8 @@ def made(name: str, results: Path = RESULTS) -> str:
     if not path.is_file():
         return f"*Not measured yet: there is no result file `{file}.json`.*"
     found = json.loads(path.read_text(encoding="utf-8"))
-    return f"{make_of(found)}\n\nFrom `{found['command']}`."
+    command = found.get("command", f"python benchmarks/{file}.py")
+    return f"{make_of(found)}\n\nFrom `{command}`."
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

@@ -27,7 +27,8 @@ def _tables_of(page: str) -> set[str]:
 def test_the_readme_has_the_headlines_and_the_page_of_results_has_all() -> None:
     headlines = {"demo", "methods", "speed", "accuracy-digits", "memory-petra"}
     assert headlines <= _tables_of("README.md")
-    assert {"speed", "accuracy-digits", "memory-petra", "memory", "prediction"} <= _tables_of("docs/results.md")
+    all_of = {"speed", "study-digits-methods", "study-digits-layerpipe", "memory-petra", "memory", "prediction"}
+    assert all_of <= _tables_of("docs/results.md")
 
 
 def test_the_table_of_methods_has_them_all_and_invents_nothing(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_the_table_of_methods_has_them_all_and_invents_nothing(tmp_path: Path) -
     for seeds in (2, 3):
         done = [run for run in load_study(study).runs() if run.seed < seeds]
         found = [(run.digest, 0.9 if run.label == "bp" else 0.905) for run in done]
-        told = [{"digest": name, "status": "finished", "evaluation": {"accuracy": value}} for name, value in found]
+        told = [{"digest": name, "status": "finished", "evaluation": _evaluation(value)} for name, value in found]
         lines.write_text("".join(json.dumps(line) + "\n" for line in told))
         assert ("| +0.5 |" in tables.made("methods", results)) == (seeds == 3)
     lines.unlink()
@@ -56,6 +57,26 @@ def test_the_table_of_methods_has_them_all_and_invents_nothing(tmp_path: Path) -
 def test_tables_agree_with_the_result_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert tables.rewritten(text) == text, "run `python docs/write_tables.py`"
+
+
+def _typed(text: str) -> list[str]:
+    """Rows of tables outside of markers and of code that have two cells or more with nothing but a decimal number."""
+    outside = re.sub(r"^ *```.*?^ *```", "", tables.MARKED.sub("", text), flags=re.S | re.M)
+    number = r"[-+]?\d+\.\d+ ?(%|s|ms|[kMG]?B)?( ?[\[(].*[\])])?"
+    rows = [line for line in outside.splitlines() if line.lstrip().startswith("|")]
+    return [row for row in rows if sum(bool(re.fullmatch(number, cell.strip())) for cell in row.split("|")) >= 2]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in tables.PAGES])
+def test_no_table_of_numbers_is_typed_by_hand(page: Path) -> None:
+    """What was measured is written from its file; settings and formulas have words or whole numbers beside them."""
+    assert _typed(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_typed_table_is_found() -> None:
+    rows = "| method | a | b |\n|---|---|---|\n| dtr | 1.27 [0.96, 1.87] | 0.5 |\n| theory | 2 | 3.5 |\n"
+    assert _typed(rows) == ["| dtr | 1.27 [0.96, 1.87] | 0.5 |"]
+    assert _typed(f"<!-- table: speed -->\n{rows}<!-- end of table -->\n") == []
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in tables.PAGES])

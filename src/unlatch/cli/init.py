@@ -23,7 +23,7 @@ name = "resnet8"           # or mlp, resnet20, vgg11, gpt, revnet18, ...; or you
 # Further keys are arguments of the model, as in: width = 32
 
 [data]
-name = "digits"            # or cifar10, fashion-mnist, imagefolder, shakespeare, ...; or your own: "package.module:function"
+name = "digits"            # or cifar10, imagefolder, shakespeare, ...; or your own: "package.module:function"
 batch_size = 64
 # dir = "data"             # where the files are; also UNLATCH_DATA
 # augment = true           # by default what is usual for the data set

@@ -75,17 +75,15 @@ class CaseFound:
         """Over seeds."""
         return stats.fmean(self.values.values()) if self.values else None
 
-    @cached_property
-    def finished(self) -> list[int]:
-        """Seeds of runs that came to their end, with a number that counts or without."""
-        return [seed for seed, line in self.lines.items() if line["status"] == "finished"]
+    def missed(self, status: str) -> list[int]:
+        """Seeds of runs that ended so."""
+        return [seed for seed, line in self.lines.items() if line["status"] == status]
 
     @property
     def flaws(self) -> list[str]:
         """Why its runs are no result however many there are: those that are left would flatter it."""
-        statuses = [line["status"] for line in self.lines.values()]
-        found = [f"{statuses.count(status)} {status}" for status in ("diverged", "failed") if status in statuses]
-        silent = len(self.finished) - len(self.values)
+        found = [f"{len(seeds)} {status}" for status in ("diverged", "failed") if (seeds := self.missed(status))]
+        silent = len(self.missed("finished")) - len(self.values)
         return found + ([f"{silent} without a number"] if silent else [])
 
     @property
@@ -223,7 +221,7 @@ class StudyReport:
     @cached_property
     def timing(self) -> bool:
         """Whether all speeds were measured on a machine that nobody else used."""
-        return all(case.timed().keys() == set(case.finished) for case in self.cases)
+        return all(case.timed().keys() == set(case.missed("finished")) for case in self.cases)
 
     def ratio(self, case: CaseFound) -> float | None:
         """Speed over that of the baseline, the median over seeds."""
