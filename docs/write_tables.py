@@ -185,6 +185,24 @@ def largest(found: dict[str, Any]) -> str:
     return table([f"trains within {limit:.0f} MB per rank", "blocks", ""], rows)
 
 
+def advice(found: dict[str, Any]) -> str:
+    """How often verdicts were right, by network."""
+    rows = []
+    for name, head in (("set on", "set on: perceptron"), ("other network", "other: CNN")):
+        one = found[name]
+        rows.append(
+            [
+                head,
+                f"{one['same class']} of {one['settings']}",
+                f"{one['warned rightly']} of {one['warned']}",
+                f"{one['lost without a warning']} of {one['lost']}",
+                f"{one['rank correlation']:+.2f}",
+            ]
+        )
+    heads = ["network", "verdicts right", "warnings right", "losses without a warning", "Spearman, all optimizers"]
+    return table(heads, rows)
+
+
 def prediction(found: dict[str, Any]) -> str:
     rows = [
         [name, f"{r['median']:.2f}", f"{r['min']:.2f} to {r['max']:.2f}", str(r["repeats"])]
@@ -657,6 +675,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "memory-petra": ("petra_memory", growth),
     "memory": ("memory_depth", memory),
     "largest-model": ("memory_depth", largest),
+    "advice-digits": ("advice_check", advice),
     "prediction": ("simulated_vs_measured", prediction),
     "simulator": ("simulate_speed", simulator),
     "scale-blocks": ("scale", partial(scale, "1,000 blocks")),

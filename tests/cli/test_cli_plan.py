@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from unlatch.cli.cost_flags import CostSource
+from unlatch.cli.planning import layer_costs
+
 #: LayerPipe divisible, LayerPipe atomic, straight PipeDream: by number of devices.
 INTERVALS = {
     "unit": {
@@ -358,3 +361,19 @@ def test_a_plan_by_measured_costs_counts_what_this_machine_takes_for_actions_and
     given = json.loads(text, parse_constant=pytest.fail)
     assert set(given["measured"]) == {"action", "update"}
     assert given["links"] == {"bandwidth": None, "latency": 0.001}
+
+
+def test_momentum_that_a_method_raises_was_not_counted_by_the_plan(unlatch, conf):
+    """`run.advice` looks at optimizers as the method sets them; the plan judged the method as if it had not."""
+    conf.write_text(conf.read_text().partition("[optimizer]")[0] + '[optimizer]\nname = "NAdam"\n')
+    flags = ("--cost-model", "mac", "--devices", 2, "--json")
+    ranked = json.loads(unlatch("plan", conf, *flags).stdout)["ranking"]
+    limits = {one["method"]: one["stability"] for one in ranked}
+    assert limits["asyncpp"] > 1.1 * limits["pipedream"]
+
+
+def test_an_optimizer_that_asks_for_names_was_planned_without_weights(conf):
+    """Updates of `MuonAdamW` were measured on no weights at all, and so were free."""
+    conf.write_text(conf.read_text().partition("[optimizer]")[0] + '[optimizer]\nname = "unlatch.optim:MuonAdamW"\n')
+    optimizer = layer_costs(CostSource(None, None, conf, "mac")).optimizer
+    assert sum(len(group["params"]) for group in optimizer.param_groups) > 0

@@ -129,7 +129,7 @@ def test_risk_comes_from_the_limit_of_all_stages() -> None:
 
 
 def test_an_optimizer_without_theory_gets_no_verdict() -> None:
-    plan = plan_auto(LAYERS, 4, batch_size=64, methods=["bp", "1f1b", "pipedream", "dgl"], motion=None)
+    plan = plan_auto(LAYERS, 4, batch_size=64, methods=["bp", "1f1b", "pipedream", "dgl"], moved_by=None)
     assert {one.method: one.risk for one in plan.ranking} == {
         "bp": "exact",
         "1f1b": "exact",
@@ -142,7 +142,7 @@ def test_an_optimizer_without_theory_gets_no_verdict() -> None:
 
 
 def test_risky_methods_come_after_harmless_ones() -> None:
-    plan = plan_auto(mac_costs(network_shapes("resnet50"), batch=64), 16, batch_size=64, motion=Motion(0.9))
+    plan = plan_auto(mac_costs(network_shapes("resnet50"), batch=64), 16, batch_size=64, moved_by=Motion(0.9))
     risks = [one.risk for one in plan.ranking]
     first_risky = next(n for n, risk in enumerate(risks) if risk not in ("exact", "about bp"))
     assert all(risk not in ("exact", "about bp") for risk in risks[first_risky:])

@@ -10,10 +10,12 @@ from ..errors import PlanError
 from ..methods import Method, names
 from ..plan import Plan, plan_to_json
 from ..plan.layer_costs import LayerCost
+from ..runtime.updating import Optimizer
 from ..schedule.machine import Machine
 from ..schedule.stability import Motion, chain_limit
 from ..table import Table
-from .advice import lags_of, no_theory, verdict_of
+from .advice import lags_of, no_theory, places_of, verdict_of
+from .motion import tuned_motion
 from .prediction import MethodRun, simulate_method
 
 __all__ = ["AutoPlan", "Prediction", "plan_auto", "predict"]
@@ -144,7 +146,7 @@ def plan_auto(
     batch_size: int | None = None,
     machine: Machine | None = None,
     linear: Sequence[bool] | None = None,
-    motion: Motion | None = USUAL,
+    moved_by: Motion | Optimizer | None = USUAL,
     optimizer_slots: int = 1,
     input_bytes: float = 0,
     update: float = 0,
@@ -159,7 +161,7 @@ def plan_auto(
     - `batch_size`: samples per batch, which limits the micro-batches that a method may ask for.
     - `machine`: speeds, links, jitter.
     - `linear`: as in `simulate_method`.
-    - `motion`: of the optimizer, for the risk that delay brings; `None` if there is no theory for it.
+    - `moved_by`: the optimizer, or how it moves, for the risk that delay brings; `None` if it is not known.
     - `optimizer_slots`, `input_bytes`: as in `MethodRun.device_bytes`.
     - `update`: as in `simulate_method`.
 
@@ -186,16 +188,18 @@ def plan_auto(
             refused[one if isinstance(one, str) else one.name] = str(error)
             continue
         memory = max(run.device_bytes(optimizer_slots=optimizer_slots, input_bytes=input_bytes))
-        found.append(predict(run, memory, memory_limit, motion))
+        found.append(predict(run, memory, memory_limit, moved_by))
     if not found:
         raise PlanError("no method can be used here: " + "; ".join(f"{n}: {r}" for n, r in refused.items()))
     return AutoPlan(devices, memory_limit, tuple(sorted(found, key=lambda one: one.key)), refused)
 
 
-def predict(run: MethodRun, memory: float, memory_limit: float | None, motion: Motion | None = USUAL) -> Prediction:
+def predict(
+    run: MethodRun, memory: float, memory_limit: float | None, moved_by: Motion | Optimizer | None = USUAL
+) -> Prediction:
     """What a simulated method means for time, memory and risk."""
     method, lateness = run.method, run.lateness
-    risk, limit = _risk(method, lateness, motion)
+    risk, limit = _risk(method, lateness, moved_by)
     late = max(lateness) / method.per_update
     fits = memory_limit is None or memory <= memory_limit
     plan = run.cut if run.plan is None else run.plan.plan
@@ -214,13 +218,23 @@ def predict(run: MethodRun, memory: float, memory_limit: float | None, motion: M
     )
 
 
-def _risk(method: Method, lateness: Sequence[int], motion: Motion | None) -> tuple[str, float | None]:
+def _motions(method: Method, lateness: Sequence[int], moved_by: Motion | Optimizer) -> list[Motion]:
+    """Of each stage, since a method may set optimizers by how late they are; none if one of them has no theory."""
+    if isinstance(moved_by, Motion):
+        return [moved_by] * len(lateness)
+    tuned = [tuned_motion(moved_by, method.rules().update, place) for place in places_of(method, lateness)]
+    known = [motion for motion in tuned if motion is not None]
+    return known if len(known) == len(tuned) else []
+
+
+def _risk(method: Method, lateness: Sequence[int], moved_by: Motion | Optimizer | None) -> tuple[str, float | None]:
     """One of `RISKS`, and the limit that it follows from, if one does."""
     if method.gradient == "local":
         return "other gradient", None
-    if motion is None or no_theory(method, motion) is not None:
+    motions = [] if moved_by is None or no_theory(method, moved_by) else _motions(method, lateness, moved_by)
+    if not motions:
         return "exact" if max(lateness) == 0 else "not known", None
-    lags = lags_of(method, lateness, [motion] * len(lateness))
+    lags = lags_of(method, lateness, motions)
     return "exact" if max(lateness) == 0 else verdict_of(lags), chain_limit(lags)
 
 

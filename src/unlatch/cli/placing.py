@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..advise.motion import motion_of
 from ..advise.ranking import USUAL, plan_auto
 from ..errors import ConfigError
 from ..methods import get, names
@@ -78,7 +77,7 @@ def place(wish: Wish, layers: Layers) -> Placement:
         batch_size=layers.batch,
         machine=wish.machine,
         linear=layers.linear,
-        motion=USUAL if layers.optimizer is None else motion_of(layers.optimizer),
+        moved_by=USUAL if layers.optimizer is None else layers.optimizer,
         update=layers.update or 0.0,
     )
     return Placement(ranked.to_json(), ranked.table())

@@ -97,7 +97,8 @@ def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
     spans = group_blocks(blocks)
     precision = config.run.precision
     linear = [linear_of(blocks, span, precision) is not None for span in spans]
-    optimizer = config.optimizer_factory()([p for p in model.parameters() if p.requires_grad])
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    optimizer = config.optimizer_factory()([p for _, p in named], named)
     if how == "mac":
         costs = group_costs(model_costs(blocks, x), blocks, spans)
         return Layers(costs, config.data.batch_size, linear, optimizer)
