@@ -341,8 +341,7 @@ def _facts(results: Path) -> dict[str, Any]:
     """What templates may name; a result file that is not there leaves its names out."""
     facts: dict[str, Any] = {}
     sources: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
-        "auxnet-shares": ("auxnet_shares", auxnet_shares),
-    "inline": ("inline_overhead", lambda found: found["ratio"]),
+        "inline": ("inline_overhead", lambda found: found["ratio"]),
         "speed": ("pipeline_speed", _ours),
         "digits": ("accuracy_digits", partial(_by, "method", "stages")),
         "growth": ("petra_memory", lambda found: found["growth"]),
@@ -488,6 +487,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "scale-transformer": ("scale", partial(scale, "7 B transformer")),
     "scale-memory": ("scale", scale_memory),
     "scale-best": ("scale", scale_best),
+    "auxnet-shares": ("auxnet_shares", auxnet_shares),
     "inline": ("inline_overhead", partial(ratios, "ratio to a hand-written loop")),
 }
 
