@@ -11,6 +11,8 @@ import pytest
 from docs_scripts import docs_script
 from unlatch import methods
 from unlatch.config.study import load_study
+from unlatch.io.results import read_results
+from unlatch.report.paired import paired
 
 ROOT = Path(__file__).parents[1]
 
@@ -127,3 +129,19 @@ def test_expectations_say_where_they_come_from(tmp_path: Path) -> None:
     named = {name for case in tables.CASES for name in re.findall(r"`([\w-]+)`", case.method)}
     assert named <= set(methods.names())
     assert tables.made("decisions", tmp_path).count("not measured yet") == sum("{" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"), [("auxnet_accuracy", ["setting"]), ("accuracy_digits", ["method", "stages"])]
+)
+def test_summaries_of_benchmarks_compare_equal_seeds(name: str, keys: list[str]) -> None:
+    """Three more seeds of one setting had no run of bp beside them, and counted."""
+    results = ROOT / "benchmarks" / "results"
+    accuracy: dict[tuple[object, ...], dict[int, float]] = {}
+    for run in read_results(results / f"{name}.jsonl"):
+        accuracy.setdefault(tuple(run[key] for key in keys), {})[run["seed"]] = run["accuracy"]
+    base = next(by_seed for key, by_seed in accuracy.items() if key[0] == "bp")
+    for row in json.loads((results / f"{name}.json").read_text(encoding="utf-8"))["rows"]:
+        both = paired(accuracy[tuple(row[key] for key in keys)], base)
+        assert both is not None
+        assert (row["seeds"], row["difference"]) == (both.seeds, pytest.approx(both.mean)), row
