@@ -114,18 +114,22 @@ class Study:
         return row
 
     def summary(self, group: tuple[str, ...], reference: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Mean and spread over seeds for each group, and its distance to the reference rows."""
-        groups: dict[tuple[Any, ...], list[float]] = {}
+        """Mean and spread for each group over the seeds that the reference has too, and its distance to that, paired.
+
+        A group without such a seed is left out.
+        """
+        base = {r["seed"]: r["accuracy"] for r in self.rows if all(r.get(k) == v for k, v in reference.items())}
+        groups: dict[tuple[Any, ...], dict[int, float]] = {}
         for row in self.rows:
-            groups.setdefault(tuple(row.get(g) for g in group), []).append(row["accuracy"])
-        base = statistics.mean(r["accuracy"] for r in self.rows if all(r.get(k) == v for k, v in reference.items()))
+            if row["seed"] in base:
+                groups.setdefault(tuple(row.get(g) for g in group), {})[row["seed"]] = row["accuracy"]
         return [
             {
                 **dict(zip(group, key, strict=True)),
                 "seeds": len(values),
-                "mean": statistics.mean(values),
-                "spread": max(values) - min(values),
-                "difference": statistics.mean(values) - base,
+                "mean": statistics.mean(values.values()),
+                "spread": max(values.values()) - min(values.values()),
+                "difference": statistics.mean(value - base[seed] for seed, value in values.items()),
             }
             for key, values in groups.items()
         ]

@@ -682,6 +682,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "scale-transformer": ("scale", partial(scale, "7 B transformer")),
     "scale-memory": ("scale", scale_memory),
     "scale-best": ("scale", scale_best),
+    "auxnet-shares": ("auxnet_shares", auxnet_shares),
     "inline": ("inline_overhead", partial(ratios, "ratio to a hand-written loop")),
 }
 

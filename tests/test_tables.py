@@ -12,6 +12,8 @@ import pytest
 from docs_scripts import docs_script
 from unlatch import methods
 from unlatch.config.study import load_study
+from unlatch.io.results import read_results
+from unlatch.report.paired import paired
 
 ROOT = Path(__file__).parents[1]
 
@@ -222,3 +224,15 @@ def test_pictures_of_the_papers_are_those_of_the_result_files() -> None:
     for name in figures.PICTURES:
         drawn = (ROOT / "docs" / "img" / "papers" / f"{name}.svg").read_text(encoding="utf-8")
         assert figures.drawn(name) == drawn, "run `python docs/make_paper_figures.py`"
+
+
+def test_summaries_of_benchmarks_compare_equal_seeds() -> None:
+    """Three more seeds of one setting had no run of bp beside them, and counted."""
+    results = ROOT / "benchmarks" / "results"
+    accuracy: dict[str, dict[int, float]] = {}
+    for run in read_results(results / "auxnet_accuracy.jsonl"):
+        accuracy.setdefault(run["setting"], {})[run["seed"]] = run["accuracy"]
+    for row in json.loads((results / "auxnet_accuracy.json").read_text(encoding="utf-8"))["rows"]:
+        both = paired(accuracy[row["setting"]], accuracy["bp"])
+        assert both is not None
+        assert (row["seeds"], row["difference"]) == (both.seeds, pytest.approx(both.mean)), row
