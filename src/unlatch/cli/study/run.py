@@ -29,8 +29,10 @@ from ..session import SessionOptions, train_session
 __all__ = ["Job", "perform", "samples"]
 
 #: What a line keeps of each stage.
-_STAGE = ("staleness", "predicted_staleness", "peak_bytes", "weight_copies", "delay", "bubble")
-_STAGE += ("reconstruction_error", "usual_reconstruction_error")
+_STAGE = (
+    *("staleness", "predicted_staleness", "peak_bytes", "weight_copies", "delay", "bubble"),
+    *("reconstruction_error", "usual_reconstruction_error"),
+)
 _COMPARED = ("cosine", "norm_ratio", "relative_error")
 
 
