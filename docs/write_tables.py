@@ -5,9 +5,10 @@
 A page says `<!-- table: speed -->`, and what follows up to `<!-- end of table -->` is this script's. With `--check`
 nothing is written, and the exit code is 1 if a page and its results disagree; `tests/test_tables.py` asks the same.
 A benchmark that has not been run yet leaves a line that says how to run it. `<!-- table: study-NAME -->` is what the
-study `studies/NAME.toml` found; `<!-- table: foretold-NAME -->` says how that compares with what
-`unlatch compare studies/NAME.toml --predict` had written down before, and `<!-- table: grid-NAME -->` has the
-differences to the baselines only, by what labels begin with (columns) and go on with (rows).
+study `studies/NAME.toml` found; `<!-- table: answer-NAME -->` says what that means for its question,
+`<!-- table: foretold-NAME -->` how it compares with what `unlatch compare studies/NAME.toml --predict` had written down
+before, and `<!-- table: grid-NAME -->` has the differences to the baselines only, by what labels begin with (columns) and
+go on with (rows).
 """
 
 from __future__ import annotations
@@ -22,16 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import paper_claims
+from study_answers import ANSWERS
+
 from unlatch.advise.advice import EXPECTED, earned
 from unlatch.config.study import load_study
 from unlatch.io.results import read_results
 from unlatch.report.foretold import Judged, correlations, judged, read_foretold
 from unlatch.report.paired import ENOUGH, paired
 from unlatch.report.study import StudyReport, study_report
-
-# Scripts of this folder are no package, and tests load this one by its path.
-sys.path.insert(0, str(Path(__file__).parent))
-import paper_claims
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "studies"
@@ -705,17 +705,37 @@ PAIRS: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[str], str
 }
 
 
-def study(name: str, folder: Path = STUDIES) -> str:
-    """What a study found: the cases that are results, each beside its baseline."""
+def _report(name: str, folder: Path) -> StudyReport:
+    """All that is known of a study, perhaps nothing yet."""
     file = folder / f"{name}.toml"
     if not file.is_file():
         raise SystemExit(f"there is no study {name!r} in {folder}")
-    lines = read_results(folder / "results" / f"{name}.jsonl")
-    command = f"unlatch compare studies/{name}.toml"
-    if not lines:
-        return f"*Not measured yet: `{command}`.*"
-    asked = load_study(file)
-    report = study_report(asked, lines, asked.baseline or asked.cases[0].label, command)
+    lines, asked = read_results(folder / "results" / f"{name}.jsonl"), load_study(file)
+    return study_report(asked, lines, asked.baseline or asked.cases[0].label, f"unlatch compare studies/{name}.toml")
+
+
+def _unmeasured(report: StudyReport) -> str | None:
+    """What stands in place of a table whose study has no line yet."""
+    return None if any(case.lines for case in report.cases) else f"*Not measured yet: `{report.command}`.*"
+
+
+def answer(name: str, folder: Path = STUDIES) -> str:
+    """What a study says to its question."""
+    if name not in ANSWERS:
+        raise SystemExit(f"there is no answer of the study {name!r}; known: {', '.join(ANSWERS)}")
+    report = _report(name, folder)
+    if missing := _unmeasured(report):
+        return missing
+    heads, rows, said = ANSWERS[name](report)
+    return "\n\n".join([table(heads, rows), *said, f"From `{report.command}`."])
+
+
+def study(name: str, folder: Path = STUDIES) -> str:
+    """What a study found: the cases that are results, each beside its baseline."""
+    report = _report(name, folder)
+    if missing := _unmeasured(report):
+        return missing
+    command = report.command
     several = len(report.baselines) > 1
     beside = "to its baseline" if several else f"to {report.baselines[0]}"
     heads = ["case", report.what, beside, "95 % interval", "seeds"]
@@ -826,7 +846,12 @@ def _study_row(row: dict[str, Any], scale: float) -> list[str]:
 
 
 #: What is made of a study: the beginning of the table's name, before that of the study.
-STUDY_TABLES: dict[str, Callable[[str], str]] = {"study": study, "foretold": foretold, "grid": grid}
+STUDY_TABLES: dict[str, Callable[[str], str]] = {
+    "study": study,
+    "answer": answer,
+    "foretold": foretold,
+    "grid": grid,
+}
 
 
 def made(name: str, results: Path = RESULTS) -> str:

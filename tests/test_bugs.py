@@ -16,6 +16,7 @@ from order_jobs import begun
 from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
 from unlatch.errors import ConfigError, DataError, PeerLost, PlanError, StageFailed, TransportError
+from unlatch.plan.layer_costs import LayerCost
 from unlatch.schedule import Periodic, buffers, steady_buffers, streams, ticked
 from unlatch.transport.mail import FORWARD, Message
 from unlatch.transport.wire import open_envelope, seal
@@ -293,3 +294,16 @@ def test_an_earlier_checkpoint_in_a_run_with_fp16_left_overflows_without_effect(
     before = [p.detach().clone() for p in run.module().parameters()]
     feed(run, large[:16])
     assert any(not torch.equal(p, q) for p, q in zip(run.module().parameters(), before, strict=True))
+
+
+def test_costs_of_layerpipe_from_a_settings_file_ended_in_a_type_error():
+    tables = [{"name": str(n), "F": cost, "D": cost, "G": cost} for n, cost in enumerate((1, 2, 4))]
+    costs = tuple(LayerCost(**table) for table in tables)
+    given, meant = (unlatch.methods.LayerPipe(costs=found) for found in (tables, costs))
+    assert [layer.F for layer in given.costs] == [layer.F for layer in meant.costs]
+    run = unlatch.parallelize(tanh_net(3), given, stages=2, loss_fn=mse_loss, optimizer=sgd)
+    assert run.plan.tasks
+    with pytest.raises(ConfigError, match="layerpipe: costs: layer 0"):
+        unlatch.methods.LayerPipe(costs=[{"name": "0"}])
+    with pytest.raises(ConfigError, match="layerpipe: costs is a file or a list of layers"):
+        unlatch.methods.LayerPipe(costs=3)

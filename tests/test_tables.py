@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,49 @@ def test_summaries_of_benchmarks_compare_equal_seeds() -> None:
         both = paired(accuracy[row["setting"]], accuracy["bp"])
         assert both is not None
         assert (row["seeds"], row["difference"]) == (both.seeds, pytest.approx(both.mean)), row
+
+
+def _told(folder: Path, name: str, worth: Callable[[str, int], float]) -> str:
+    """The answer of one of the project's studies, had its runs these accuracies."""
+    text = (ROOT / "studies" / f"{name}.toml").read_text(encoding="utf-8")
+    (folder / "results").mkdir(exist_ok=True)
+    (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+    lines = [
+        {"digest": run.digest, "status": "finished", "evaluation": {"accuracy": worth(run.label, run.seed)}}
+        for run in load_study(folder / f"{name}.toml").runs()
+    ]
+    (folder / "results" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tables.answer(name, folder)
+
+
+def test_the_answer_of_a_study_says_where_a_method_starts_to_lose(tmp_path: Path) -> None:
+    def worth(label: str, seed: int) -> float:
+        lost = 0.1 if label.startswith("fdg, K=6, M=1") or label.startswith("fdg, K=8, M=1") else 0.0
+        return 0.9 + 0.001 * seed - lost * (1 + 0.01 * seed)
+
+    told = _told(tmp_path, "digits-stages", worth)
+    assert "| fdg | 1 | +0.00 | +0.00 | -10.10 * | -10.10 * | K=6 |" in told
+    assert "| fdg | 4 | +0.00 | +0.00 | +0.00 | +0.00 | not up to K=8 |" in told
+    assert "With 1 micro-batch, of 11 methods begin to lose: 1 at K=6." in told
+
+
+@pytest.mark.parametrize(("at_16", "said"), [(0.2, "a larger k does not narrow it"), (0.0, "is not shown at k=16")])
+def test_the_answer_of_a_study_says_what_inversion_costs(tmp_path: Path, at_16: float, said: str) -> None:
+    def worth(label: str, seed: int) -> float:
+        lost = {"k=1": 0.1, "k=16": at_16}.get(label.split(", ")[-1], 0.0) if "reverse" in label else 0.0
+        return 0.9 - lost * (1 + 0.01 * seed)
+
+    told = _told(tmp_path, "digits-petra", worth)
+    assert (
+        "k=1: -10.10 points (-10.35 to -9.85): below; k=4: +0.00 points (+0.00 to +0.00): no difference shown" in told
+    )
+    assert said in told
+
+
+def test_an_answer_says_that_nothing_was_measured_and_knows_its_studies(tmp_path: Path) -> None:
+    (tmp_path / "digits-stages.toml").write_text((ROOT / "studies" / "digits-stages.toml").read_text(encoding="utf-8"))
+    assert (
+        tables.answer("digits-stages", tmp_path) == "*Not measured yet: `unlatch compare studies/digits-stages.toml`.*"
+    )
+    with pytest.raises(SystemExit, match="no answer of the study 'digits-dtrp'; known: digits-stages, "):
+        tables.answer("digits-dtrp")

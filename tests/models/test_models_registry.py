@@ -16,7 +16,7 @@ from unlatch.models import MLP
 def test_all_promised_names_are_there() -> None:
     promised = (
         "mlp resnet20 resnet32 resnet56 resnet110 resnet8 resnet14 resnet18 resnet34 resnet50 wrn28-10 vgg11 vgg16 gpt "
-        "revnet18 revnet34 revnet50 revnet8 revnet14 revnet20 revnet-fixed irevnet rev-vit rev-gpt"
+        "revnet18 revnet34 revnet50 revnet8 revnet14 revnet20 revnet-fixed irevnet rev-vit rev-gpt plain-conv"
     )
     assert set(models.names()) == set(promised.split())
 

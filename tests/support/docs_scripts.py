@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,5 +15,8 @@ def docs_script(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # As when it is run: scripts find those beside them.
+    if str(DOCS) not in sys.path:
+        sys.path.append(str(DOCS))
     spec.loader.exec_module(module)
     return module

@@ -15,6 +15,7 @@ from ..lookup import call, find, import_function, unknown_options
 from ..metrics import Metric, accuracy, perplexity
 from .gpt import GPT
 from .mlp import MLP
+from .plain_conv import PlainConv
 from .resnet import resnet18, resnet34, resnet50
 from .resnet_cifar import CifarResNet
 from .reversible import REVERSIBLE_MODELS
@@ -76,6 +77,7 @@ _MODELS: dict[str, _Entry] = {
     "wrn28-10": _Entry(partial(WideResNet, 28, 10), _image),
     "vgg11": _Entry(partial(VGG, 11), partial(_sized, "head")),
     "vgg16": _Entry(partial(VGG, 16), partial(_sized, "head")),
+    "plain-conv": _Entry(PlainConv, _image),
     "gpt": _Entry(GPT, _text),
     **{name: _Entry(make, _SUITS.get(name, _image)) for name, make in REVERSIBLE_MODELS.items()},
 }

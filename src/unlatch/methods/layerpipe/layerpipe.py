@@ -12,7 +12,7 @@ from ...nn.chain import Block, StageChain
 from ...nn.tree import Tree
 from ...plan import Plan
 from ...plan.dataflow import Dataflow, layer_kinds
-from ...plan.layer_costs import LayerCost
+from ...plan.layer_costs import LayerCost, layer_costs_from_json
 from ...plan.layer_groups import linear_of
 from ...plan.layerpipe import PlannedTasks, assemble, plan_layerpipe
 from ...rules.activations import Graph
@@ -37,6 +37,20 @@ from .workload import costed
 __all__ = ["LayerPipe"]
 
 
+def _layer_costs(given: Any) -> str | tuple[LayerCost, ...] | None:
+    """Costs as they are used; from settings come tables, as in a costs file."""
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, Sequence):
+        raise ConfigError(f"layerpipe: costs is a file or a list of layers with name, F, D and G, got {given!r}")
+    if given and all(isinstance(layer, LayerCost) for layer in given):
+        return tuple(given)
+    try:
+        return tuple(layer_costs_from_json(list(given)))
+    except PlanError as error:
+        raise ConfigError(f"layerpipe: {error}") from None
+
+
 @register
 @dataclass(frozen=True)
 class LayerPipe(Delayed):
@@ -53,7 +67,7 @@ class LayerPipe(Delayed):
     - `extra_delay`: slots by which every weight gradient comes later than its delay demands.
     - `split_backward`: compute input and weight gradients one after the other in mode `"stages"` (implied by an
       `extra_delay`).
-    - `costs`: of the layers, instead of a measurement: a costs file (as for `unlatch plan --costs`) or what it holds.
+    - `costs`: of the layers, instead of a measurement: a costs file (as for `unlatch plan --costs`) or its layers.
     - `delays`: per stage, set from the plan by `parallelize`.
 
     >>> LayerPipe(mode="stages", extra_delay=1).lateness(3)
@@ -76,6 +90,7 @@ class LayerPipe(Delayed):
         if self.places_tasks and self.shrink != 1.0:
             raise ConfigError(f'layerpipe: shrink acts between stages, so it needs mode="stages": got {self.shrink}')
         object.__setattr__(self, "delays", tuple(self.delays))
+        object.__setattr__(self, "costs", _layer_costs(self.costs))
         self.rules()
 
     @property
