@@ -1,7 +1,7 @@
 """Claim: at K=2 on 2 ranks with one thread each, a step of auxnet takes at most 0.65 of a step of one-process BP, for
 ResNet-56 with AuxNets of one block per resolution (batch 100, fp32, channels_last).
 
-    python benchmarks/auxnet_step_time.py [--repeats 7] [--steps 4] [--batch 100] [--depth 16 --widen 4]
+    python benchmarks/auxnet_step_time.py [--repeats 7] [--steps 4] [--batch 100] [--depth 28 --widen 2]
 
 Rounds are interleaved: every round measures BP on one rank while the other waits, then auxnet on both, and counts the
 time in which all ranks that take part are at work. The terms of the speed-up formula are measured inside the same run;

@@ -647,11 +647,17 @@ def paper(name: str, results: Path) -> str:
     return table(paper_claims.HEADS, paper_claims.paper(name, results), words=len(paper_claims.HEADS))
 
 
+def paper_summary(results: Path) -> str:
+    """How many tables and figures of each paper held."""
+    return table(["rows of", *paper_claims.VERDICTS], paper_claims.summary(results))
+
+
 #: Tables made of several result files.
 COMBINED: dict[str, Callable[[Path], str]] = {
     "decisions": decisions,
     "methods": method_table,
     "accuracy-digits": digits,
+    "paper-verdicts": paper_summary,
     **{f"paper-{name}": partial(paper, name) for name in paper_claims.PAPERS},
 }
 
