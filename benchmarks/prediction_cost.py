@@ -6,8 +6,8 @@ parameters with AdamW and on ResNet-20 with Nesterov momentum.
 The measure is CPU time per step with both stages in one process and one micro-batch per batch, so that every forward of
 the first stage predicts, and nothing but prediction differs. Rounds are interleaved, in turns which comes first; the
 ratio of each round counts. `--ranks` also measures seconds per step on 2 ranks, each with the cut of its own plan: what
-a user sees, and what moves more. Finished rounds are lines of prediction_cost.jsonl and are not measured again. About 4
-minutes on an idle machine, 8 with `--ranks`.
+a user sees, and what moves more. Rounds are lines of prediction_cost.jsonl until all are
+done, so that a run that was stopped can be taken up. About 4 minutes on an idle machine, 8 with `--ranks`.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ def main() -> None:
             label = name if where == "inline CPU" else f"{name} on {where}"
             found[label] = summary(f"{name}, {where}", rounds(name, where, args.repeats, args.steps, done))
     print(write("prediction_cost", {"cases": found, "command": command()}, args.out))
+    done.over()
 
 
 if __name__ == "__main__":

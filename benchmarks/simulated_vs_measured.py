@@ -3,8 +3,8 @@ method that runs on 2 ranks with a profiled model, and for methods on 8 ranks wh
 
     python benchmarks/simulated_vs_measured.py [--repeats 9] [--steps 8] [--only 1f1b dtr] [--sleepers 8]
 
-Finished measurements are lines of simulated_vs_measured.jsonl; what is there is not measured again. Every method takes
-about 3 s a round on an idle machine, sleepers a minute: `--repeats 5 --steps 6` about 12 minutes.
+Measurements are lines of simulated_vs_measured.jsonl until all are done, so that a run that was stopped can be taken
+up. Every method takes about 3 s a round on an idle machine, sleepers a minute: 12 minutes with `--repeats 5 --steps 6`.
 
 Rounds are short, and each predicts and measures every method within seconds, in turns which comes first, because the
 speed of a machine drifts within minutes. The ratio of each round counts. Nothing is fitted to the runs: what goes into
@@ -441,6 +441,7 @@ def main() -> None:
         "command": command(),
     }
     print(write("simulated_vs_measured", result, args.out))
+    done.over()
 
 
 if __name__ == "__main__":
