@@ -58,7 +58,10 @@ def command() -> str:
 
 
 class Finished(Results):
-    """Measurements, each a line of a file that outlives a kill; what is there is not measured again."""
+    """Measurements, each a line of a file that outlives a kill; what is there is not measured again.
+
+    Lines of speeds are of one session, which `over` ends; lines of accuracies and bytes stay.
+    """
 
     def find(self, **key: Any) -> dict[str, Any] | None:
         """The line with these values, if there is one."""
@@ -71,6 +74,11 @@ class Finished(Results):
         found = self.find(**key)
         assert found is not None, "a key has no values that JSON changes"
         return found
+
+    def over(self) -> None:
+        """All is in the result file now; the next call measures anew, as another day or other code may be faster."""
+        self.close()
+        self.path.unlink()
 
 
 def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:

@@ -11,8 +11,8 @@
 
 PipeDream's best cut of the chain puts three layers (1 + 1 + 6 + 12 = 20) on one rank and one (9) on the other.
 LayerPipe moves the weight gradient of the third layer to the second rank, which is sent its input and returns the
-gradient: 16 and 13. Of convolutional networks each method makes its plan as it does for a user, from a profile of its own; the
-theory is that of costs that both ranks measured at the same time, forwards that are done twice charged.
+gradient: 16 and 13. Of convolutional networks each method makes its plan as it does for a user, from a profile of its
+own; the theory is that of costs that both ranks measured at the same time, forwards that are done twice charged.
 
 Rounds are interleaved: each builds a run of either method, fills its pipeline, and counts the time in which both ranks
 are at work. The speed-up is the median of the ratios of each round, which a drift of the machine's speed does not

@@ -4,6 +4,9 @@ chain, on ResNets of 20, 56 and 110 layers in 2, 4 and 8 stages.
 
     python benchmarks/memory_depth.py [--depths 20 56 110] [--stages 2 4 8] [--methods pipedream dtr] [--limit 200]
 
+Finished cells are lines of memory_depth.jsonl; what is there is not measured again. Bytes do not depend on the load of
+the machine. All of it takes an hour; `--no-ranks --methods bp 1f1b zb-h1 pipedream fdg dtr dtrp petra` about 8 minutes.
+
 *Live tensors* (any number of stages, inline): what the runtime holds for batches under way at each stage, graph of the
 backward at work included, plus weights, other versions of them, gradients, and the state of the optimizer. Messages
 that wait are left out on both sides: how many wait depends on timing, the schedule only bounds them. Methods that
@@ -29,7 +32,7 @@ from typing import Any
 
 import matplotlib
 import torch
-from common import RESULTS, write
+from common import RESULTS, Finished, command, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -130,12 +133,19 @@ def resident(name: str, depth: int) -> int | None:
 
 
 def row(name: str, depth: int, stages: int) -> dict[str, Any]:
-    known = {"method": name, "depth": depth, "stages": stages}
     try:
         theory, measured = train(get(name), depth, stages)
     except UnlatchError as error:
-        return known | {"predicted": [], "measured": [], "ratio": None, "reason": str(error).splitlines()[0]}
-    return known | {"predicted": theory, "measured": measured, "ratio": max(theory) / max(measured), "reason": None}
+        return {"predicted": [], "measured": [], "ratio": None, "reason": str(error).splitlines()[0]}
+    return {"predicted": theory, "measured": measured, "ratio": max(theory) / max(measured), "reason": None}
+
+
+def grown(name: str, depth: int) -> dict[str, Any]:
+    """Resident memory, in fresh processes each time, since it hardly shrinks."""
+    try:
+        return {"bytes": unlatch.launch(resident, 2, args=(name, depth)), "reason": None}
+    except UnlatchError as error:
+        return {"bytes": None, "reason": str(error).splitlines()[0]}
 
 
 # ------------------------------------------------------------------------- the largest model
@@ -204,24 +214,27 @@ def most_blocks(size: Callable[[int], float], limit: float) -> int:
     return low
 
 
-def largest(methods: Sequence[str], limit: float) -> list[dict[str, Any]]:
-    rows = [
-        {"system": "bp, one process", "blocks": most_blocks(partial(alone, again=False), limit), "note": "measured"},
-        {
-            "system": "bp, one process, every block checkpointed",
-            "blocks": most_blocks(partial(alone, again=True), limit),
-            "note": "measured",
-        },
+def largest(methods: Sequence[str], limit: float, done: Finished) -> list[dict[str, Any]]:
+    found = [
+        done.once(partial(most_alone, limit, again), part="largest", system=system, limit=limit)
+        for system, again in (("bp, one process", False), ("bp, one process, every block checkpointed", True))
     ]
-    for name in methods:
-        try:
-            count = most_blocks(partial(on_ranks, name), limit)
-        except UnlatchError as error:
-            rows.append({"system": name, "blocks": 0, "note": str(error).splitlines()[0]})
-            continue
-        note = "predicted, 2 ranks" + ("; still fits" if count >= LARGEST // 2 else "")
-        rows.append({"system": name, "blocks": count, "note": note})
-    return rows
+    found += [
+        done.once(partial(most_on_ranks, name, limit), part="largest", system=name, limit=limit) for name in methods
+    ]
+    return found
+
+
+def most_alone(limit: float, again: bool) -> dict[str, Any]:
+    return {"blocks": most_blocks(partial(alone, again=again), limit), "note": "measured"}
+
+
+def most_on_ranks(name: str, limit: float) -> dict[str, Any]:
+    try:
+        count = most_blocks(partial(on_ranks, name), limit)
+    except UnlatchError as error:
+        return {"blocks": 0, "note": str(error).splitlines()[0]}
+    return {"blocks": count, "note": "predicted, 2 ranks" + ("; still fits" if count >= LARGEST // 2 else "")}
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -253,32 +266,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file; another one for a trial")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    done, limit = Finished(args.out / "memory_depth.jsonl"), 1e6 * args.limit
     rows = []
     for name in args.methods:
         for depth in args.depths:
             for stages in args.stages:
-                rows.append(row(name, depth, stages))
-                one = rows[-1]
+                key = {"method": name, "depth": depth, "stages": stages}
+                one = done.once(partial(row, name, depth, stages), part="live", **key)
+                rows.append(one)
                 said = one["reason"] or f"{max(one['measured']) / 1e6:8.1f} MB, predicted / measured {one['ratio']:.3f}"
                 print(f"{name:15} {depth:4} layers, {stages} stages: {said}", flush=True)
-    grown = []
+    growth = []
     for name in [] if args.no_ranks else args.methods:
         for depth in args.depths:
-            # Fresh processes each time, since resident memory hardly shrinks.
-            try:
-                found = unlatch.launch(resident, 2, args=(name, depth))
-            except UnlatchError as error:
-                grown.append({"method": name, "depth": depth, "bytes": None, "reason": str(error).splitlines()[0]})
-                continue
-            grown.append({"method": name, "depth": depth, "bytes": found, "reason": None})
-            print(f"{name:15} {depth:4} layers, 2 ranks: resident {found}", flush=True)
-    limit = 1e6 * args.limit
+            growth.append(done.once(partial(grown, name, depth), part="resident", method=name, depth=depth))
+            print(f"{name:15} {depth:4} layers, 2 ranks: resident {growth[-1]['bytes']}", flush=True)
     result = {
         "rows": rows,
-        "resident": grown,
+        "resident": growth,
         "limit_bytes": limit,
-        "largest": largest(args.methods, limit),
-        "command": "python benchmarks/memory_depth.py",
+        "largest": largest(args.methods, limit, done),
+        "command": command(),
     }
     for one in result["largest"]:
         print(f"{one['system']:42} {one['blocks']:6} blocks within {args.limit:g} MB  ({one['note']})")

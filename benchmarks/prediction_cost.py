@@ -6,21 +6,23 @@ takes at most 1.02 times one of dtr, on a GPT of 10 M parameters with AdamW and 
 The measure is CPU time per step with both stages in one process and one micro-batch per batch, so that every forward of
 the first stage predicts, and nothing but prediction differs. Rounds are interleaved, in turns which comes first; the
 ratio of each round counts. `--ranks` also measures seconds per step on 2 ranks, each with the cut of its own plan: what
-a user sees, and what moves more.
+a user sees, and what moves more. Rounds are lines of prediction_cost.jsonl until all are
+done, so that a run that was stopped can be taken up. About 4 minutes on an idle machine, 8 with `--ranks`.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import completions, options, spread, steady_seconds, write
+from common import Finished, command, completions, options, spread, steady_seconds, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -80,10 +82,14 @@ CASES = {
 }
 
 
-def inline_rounds(case: Case, repeats: int, steps: int) -> dict[str, list[float]]:
-    """CPU seconds per step of each method, round by round."""
+Round = Callable[[str], float]
+
+
+@contextmanager
+def inline(case: str, steps: int) -> Iterator[Round]:
+    """What measures CPU seconds per step of a method, both stages in this process."""
     torch.set_num_threads(1)
-    runs, data = {name: case.start(name, inline=True) for name in METHODS}, case.data()
+    runs, data = {name: CASES[case].start(name, inline=True) for name in METHODS}, CASES[case].data()
 
     def seconds(name: str) -> float:
         begun = time.process_time()
@@ -91,13 +97,9 @@ def inline_rounds(case: Case, repeats: int, steps: int) -> dict[str, list[float]
             runs[name].step(*data)
         return (time.process_time() - begun) / steps
 
-    found: dict[str, list[float]] = {name: [] for name in METHODS}
     for name in METHODS:
         seconds(name)
-    for turn in range(repeats):
-        for name in METHODS[:: 1 if turn % 2 == 0 else -1]:
-            found[name].append(seconds(name))
-    return found
+    yield seconds
 
 
 def on_rank(case: str, name: str, steps: int) -> list[float]:
@@ -108,14 +110,27 @@ def on_rank(case: str, name: str, steps: int) -> list[float]:
         return completions(lambda: run.step(*data), steps)
 
 
-def rank_rounds(case: str, repeats: int, steps: int) -> dict[str, list[float]]:
-    """Seconds per step on 2 ranks, round by round."""
-    found: dict[str, list[float]] = {name: [] for name in METHODS}
+@contextmanager
+def on_ranks(case: str, steps: int) -> Iterator[Round]:
+    """What measures seconds per step of a method on 2 ranks."""
     with unlatch.Ranks(2) as ranks:
-        for turn in range(repeats):
-            for name in METHODS[:: 1 if turn % 2 == 0 else -1]:
-                found[name].append(steady_seconds(ranks.run(on_rank, case, name, steps)))
-    return found
+        yield lambda name: steady_seconds(ranks.run(on_rank, case, name, max(8, steps)))
+
+
+WHERE: dict[str, Callable[[str, int], AbstractContextManager[Round]]] = {"inline CPU": inline, "2 ranks": on_ranks}
+
+
+def rounds(case: str, where: str, repeats: int, steps: int, done: Finished) -> dict[str, list[float]]:
+    """Seconds of each method round by round, in turns which comes first; only what is not done yet is measured."""
+    key = {"case": case, "where": where, "steps": steps}
+    missing = [turn for turn in range(repeats) if done.find(**key, round=turn) is None]
+    if missing:
+        with WHERE[where](case, steps) as seconds:
+            for turn in missing:
+                found = {name: seconds(name) for name in METHODS[:: 1 if turn % 2 == 0 else -1]}
+                done.add({**key, "round": turn, "seconds": found})
+    rows = [row for turn in range(repeats) if (row := done.find(**key, round=turn)) is not None]
+    return {name: [row["seconds"][name] for row in rows] for name in METHODS}
 
 
 def summary(label: str, times: dict[str, list[float]]) -> dict[str, Any]:
@@ -134,15 +149,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--ranks", action="store_true", help="also on 2 ranks")
     args = parser.parse_args()
+    done = Finished(args.out / "prediction_cost.jsonl")
     found: dict[str, Any] = {}
     for name in args.only:
-        found[name] = summary(f"{name}, inline CPU", inline_rounds(CASES[name], args.repeats, args.steps))
-        if args.ranks:
-            times = rank_rounds(name, args.repeats, max(8, args.steps))
-            found[f"{name} on 2 ranks"] = summary(f"{name}, 2 ranks", times)
-    flag = " --ranks" if args.ranks else ""
-    command = f"python benchmarks/prediction_cost.py --repeats {args.repeats} --steps {args.steps}{flag}"
-    print(write("prediction_cost", {"cases": found, "command": command}, args.out))
+        for where in WHERE if args.ranks else ["inline CPU"]:
+            label = name if where == "inline CPU" else f"{name} on {where}"
+            found[label] = summary(f"{name}, {where}", rounds(name, where, args.repeats, args.steps, done))
+    print(write("prediction_cost", {"cases": found, "command": command()}, args.out))
+    done.over()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ slow.
 
     python benchmarks/simulated_vs_measured.py [--repeats 9] [--steps 8] [--only 1f1b dtr] [--sleepers 8]
 
+Measurements are lines of simulated_vs_measured.jsonl until all are done, so that a run that was stopped can be taken
+up. Every method takes about 3 s a round on an idle machine, sleepers a minute: 12 minutes with `--repeats 5 --steps 6`.
+
 Rounds are short, and each predicts and measures every method within seconds, in turns which comes first, because the
 speed of a machine drifts within minutes. The ratio of each round counts. Nothing is fitted to the runs: what goes into
 a prediction is measured on both ranks at the same time, as they will also train at the same time.
@@ -38,7 +41,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import completions, options, spread, steady_seconds, write
+from common import Finished, command, completions, options, spread, steady_seconds, write
 from layerpipe_speed import COSTS
 from layerpipe_speed import model as chain_model
 from torch import nn
@@ -63,6 +66,7 @@ from unlatch.throughput import Courier, action_seconds, channel
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)
 SEEDS = 8
 Batch = tuple[torch.Tensor, torch.Tensor]
+Row = dict[str, Any]
 
 
 def images(size: int = 64) -> Batch:
@@ -282,26 +286,6 @@ def _simulated(case: Case, split: list[str] | None, seen: Sequence[Observation],
     ).time_per_batch
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method in one round."""
-
-    predicted: float
-    measured: float
-    machine: Machine
-
-    @property
-    def ratio(self) -> float:
-        return self.predicted / self.measured
-
-    def __str__(self) -> str:
-        link: Any = self.machine.channel
-        return (
-            f"predicted {1e3 * self.predicted:7.1f} ms  measured {1e3 * self.measured:7.1f} ms  ratio {self.ratio:.3f}"
-            f"  (jitter {self.machine.jitter:.1%}, link {link.bandwidth / 1e9:.2f} GB/s + {1e3 * link.latency:.2f} ms)"
-        )
-
-
 def one_round(ranks: unlatch.Ranks, name: str, plan: Plan, steps: int, action: float, predict_first: bool) -> Row:
     split = split_of(name, plan)
     if predict_first:
@@ -311,19 +295,29 @@ def one_round(ranks: unlatch.Ranks, name: str, plan: Plan, steps: int, action: f
         measured = steady_seconds(ranks.run(train, name, steps, plan))
         seen = ranks.run(observe, name, split)
     predicted, machine = predict(name, split, seen, action)
-    return Row(predicted, measured, machine)
+    link: Any = machine.channel
+    return {
+        "predicted": predicted,
+        "measured": measured,
+        "jitter": machine.jitter,
+        "link_bytes_per_second": link.bandwidth,
+        "link_latency": link.latency,
+        "split": split,
+    }
+
+
+def told(row: Row) -> str:
+    return (
+        f"predicted {1e3 * row['predicted']:7.1f} ms  measured {1e3 * row['measured']:7.1f} ms  "
+        f"ratio {row['predicted'] / row['measured']:.3f}  (jitter {row['jitter']:.1%}, "
+        f"link {row['link_bytes_per_second'] / 1e9:.2f} GB/s + {1e3 * row['link_latency']:.2f} ms)"
+    )
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    links: list[Any] = [row.machine.channel for row in rows]
-    return {
-        "ratio": spread([row.ratio for row in rows]),
-        "predicted": spread([row.predicted for row in rows]),
-        "measured": spread([row.measured for row in rows]),
-        "jitter": spread([row.machine.jitter for row in rows]),
-        "link_bytes_per_second": spread([link.bandwidth for link in links]),
-        "link_latency": spread([link.latency for link in links]),
-    }
+    columns = ("predicted", "measured", "jitter", "link_bytes_per_second", "link_latency")
+    ratio = spread([row["predicted"] / row["measured"] for row in rows])
+    return {"ratio": ratio, **{name: spread([row[name] for row in rows]) for name in columns}}
 
 
 # --------------------------------------------------------------------------------- sleepers
@@ -395,14 +389,21 @@ def predict_sleeping(name: str, stages: int, action: float, message: float) -> f
     return simulate_method(get(name, microbatches=parts), layers, stages, split=split, machine=machine).time_per_batch
 
 
-def sleepers(stages: int, repeats: int, steps: int, action: float, message: float) -> dict[str, Any]:
-    predicted = {name: predict_sleeping(name, stages, action, message) for name in SLEEPING}
+def sleepers(stages: int, repeats: int, steps: int, costs: tuple[float, float], done: Finished) -> dict[str, Any]:
+    predicted = {name: predict_sleeping(name, stages, *costs) for name in SLEEPING}
     ratios: dict[str, list[float]] = {name: [] for name in SLEEPING}
     with unlatch.Ranks(stages) as ranks:
+
+        def one(name: str) -> Row:
+            return {
+                "predicted": predicted[name],
+                "measured": steady_seconds(ranks.run(sleeping, name, stages, steps)),
+            }
+
         for turn in range(repeats):
             for name in SLEEPING:
-                measured = steady_seconds(ranks.run(sleeping, name, stages, steps))
-                ratios[name].append(predicted[name] / measured)
+                row = done.once(partial(one, name), case=f"{name}, {stages} sleeping", round=turn, steps=steps)
+                ratios[name].append(row["predicted"] / row["measured"])
                 print(f"round {turn + 1} {stages} sleepers, {name:10} ratio {ratios[name][-1]:.3f}", flush=True)
     return {f"{name}, {stages} sleeping": {"ratio": spread(found)} for name, found in ratios.items()}
 
@@ -412,31 +413,39 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--sleepers", type=int, default=8, help="ranks that sleep; 0 for none")
     args = parser.parse_args()
-    start = time.perf_counter()
+    start, done = time.perf_counter(), Finished(args.out / "simulated_vs_measured.jsonl")
     rows: dict[str, list[Row]] = {name: [] for name in args.only}
+    plans: dict[str, Plan] = {}
     with unlatch.Ranks(2) as ranks:
         ranks.run(open_bench)
         action, message = (statistics.fmean(found) for found in zip(*ranks.run(small_costs), strict=True))
-        plans = {name: ranks.run(prepare, name)[0] for name in args.only}
+
+        def one(name: str, turn: int) -> Row:
+            if name not in plans:
+                plans[name] = ranks.run(prepare, name)[0]
+            return one_round(ranks, name, plans[name], args.steps, action, predict_first=turn % 2 == 0)
+
         for turn in range(args.repeats):
             for name in args.only:
-                first = turn % 2 == 0
-                rows[name].append(one_round(ranks, name, plans[name], args.steps, action, predict_first=first))
-                print(f"round {turn + 1} {name:17} {rows[name][-1]}", flush=True)
+                row = done.once(partial(one, name, turn), case=name, round=turn, steps=args.steps)
+                rows[name].append(row)
+                print(f"round {turn + 1} {name:17} {told(row)}", flush=True)
     print(f"{args.repeats} rounds in {time.perf_counter() - start:.0f} s")
-    for name in args.only:
-        found = spread([row.ratio for row in rows[name]])
-        print(f"{name:17} predicted / measured {found['median']:.3f} [{found['min']:.3f}, {found['max']:.3f}]")
-    asleep = sleepers(args.sleepers, args.repeats, args.steps, action, message) if args.sleepers else {}
+    found = {name: summary(mine) for name, mine in rows.items()}
+    for name, one_of in found.items():
+        ratio = one_of["ratio"]
+        print(f"{name:17} predicted / measured {ratio['median']:.3f} [{ratio['min']:.3f}, {ratio['max']:.3f}]")
+    if args.sleepers:
+        found |= sleepers(args.sleepers, args.repeats, args.steps, (action, message), done)
     result = {
-        "rows": {name: summary(found) for name, found in rows.items()} | asleep,
+        "rows": found,
         "action_seconds": action,
         "message_seconds": message,
-        "splits": {name: split_of(name, plan) for name, plan in plans.items()},
-        "command": f"python benchmarks/simulated_vs_measured.py --repeats {args.repeats} --steps {args.steps} "
-        f"--sleepers {args.sleepers}",
+        "splits": {name: mine[-1]["split"] for name, mine in rows.items()},
+        "command": command(),
     }
     print(write("simulated_vs_measured", result, args.out))
+    done.over()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ A system breaks down on the first link on which it loses more than a tenth. On t
 both ways over one cable, and the simulator, which has a wire for each, promises too much there.
 
 `--quick` has half of the batch, one round, 4 steps, 100 and 25 Mb/s only: it shows that everything runs. Finished
-measurements are lines of slow_links.jsonl; what is there is not measured again.
+measurements are lines of slow_links.jsonl; what is there is not measured again, so that it can be done in parts:
+`--links 100 --systems DDP "torch 1F1B" pipedream dsp petra` takes about 10 minutes on an idle machine, the same with
+`--links 100 25` and `"pipedream int8"` as much again, of which DDP at 25 Mb/s has half.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import RESULTS, spread, steady_seconds, write
+from common import RESULTS, Finished, command, spread, steady_seconds, write
 from slow_link_systems import LARGE, SMALL, SYSTEMS, Ours
 
 ROOT = Path(__file__).parents[1]
@@ -147,23 +149,6 @@ def network(count: int, size: int) -> Iterator[Network]:
         yield Network(hosts, size, logs)
 
 
-class Measured:
-    """Finished measurements, each a line of a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: list[Row] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def find(self, **key: Any) -> Row | None:
-        return next((row for row in self.rows if all(row.get(k) == v for k, v in key.items())), None)
-
-    def add(self, row: Row) -> Row:
-        self.rows.append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        return row
-
-
 @dataclass(frozen=True)
 class Plan:
     """What is measured."""
@@ -179,7 +164,7 @@ class Plan:
         return {"hosts": self.hosts, "batch": self.size, "round": turn, "link": link, "system": system}
 
 
-def measure(plan: Plan, done: Measured) -> None:
+def measure(plan: Plan, done: Finished) -> None:
     """All that is not done yet."""
     wanted = [
         (turn, link, system)
@@ -198,7 +183,8 @@ def measure(plan: Plan, done: Measured) -> None:
                 net.limit(link)
                 now = link
             key = plan.key(turn, link, system)
-            row = done.add({**key, **(_bare(net, link) if system == "link" else _system(net, plan, done, key))})
+            row = {**key, **(_bare(net, link) if system == "link" else _system(net, plan, done, key))}
+            done.add(row)
             shown = (
                 f"{row['samples_per_s']:8.2f} samples/s" if system != "link" else f"{row['bandwidth'] / 1e6:.1f} MB/s"
             )
@@ -214,7 +200,7 @@ def _bare(net: Network, link: float | None) -> Row:
     return {"bandwidth": bandwidth, "latency": max(0.0, small - SMALL / bandwidth)}
 
 
-def _system(net: Network, plan: Plan, done: Measured, key: Mapping[str, Any]) -> Row:
+def _system(net: Network, plan: Plan, done: Finished, key: Mapping[str, Any]) -> Row:
     """One system on one link; fewer steps where a step takes long."""
     ours, link = SYSTEMS[key["system"]], key["link"]
     free = done.find(**{**key, "link": None})
@@ -261,7 +247,7 @@ def predicted_seconds(system: str, free: Row, link: Row) -> float | None:
     return float(run.interval) * ours.parts
 
 
-def summary(plan: Plan, done: Measured) -> list[Row]:
+def summary(plan: Plan, done: Finished) -> list[Row]:
     """One row for each system and link: medians over rounds, with their spread."""
     rows = []
     for system in plan.systems:
@@ -366,7 +352,7 @@ def main() -> None:
     )
     name = "slow_links" + ("" if args.hosts == 2 else f"_{args.hosts}_hosts") + ("_quick" if args.quick else "")
     args.out.mkdir(parents=True, exist_ok=True)
-    start, done = time.perf_counter(), Measured(args.out / f"{name}.jsonl")
+    start, done = time.perf_counter(), Finished(args.out / f"{name}.jsonl")
     measure(plan, done)
     rows = summary(plan, done)
     show(rows)
@@ -381,7 +367,7 @@ def main() -> None:
         "hosts": plan.hosts,
         "batch": plan.size,
         "rounds": plan.rounds,
-        "command": " ".join(["python", "benchmarks/slow_links.py", *sys.argv[1:]]),
+        "command": command(),
     }
     print(write(name, result, args.out))
 

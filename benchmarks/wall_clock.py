@@ -18,7 +18,7 @@ number for all systems on a network: 95 % of the mean final accuracy of one-thre
 
 Rounds are interleaved: one seed of every system per round, and ratios are to one-thread BP in the same round. Before
 each run a step of one-thread BP is timed; where these differ by more than a few percent the machine was not idle, and
-the table says so. Finished runs are lines of wall_clock.jsonl; what is there is not run again.
+the table says so. Finished runs are lines of wall_clock.jsonl; what is there is not run again unless it is deleted.
 
 Estimate, idle machine, 1,300 images/s for a core: 31 s of one-thread BP and about 18 s of anything on two cores make
 5 minutes a round with 15 systems, and 1.5 minutes of evaluation, planning and batches; 20 minutes for 3 rounds.

@@ -369,6 +369,71 @@ def petra_cosines(found: dict[str, Any]) -> str:
     return table(["median cosine", *(f"stage {stage}" for stage in stages)], rows)
 
 
+def wall_clock(found: dict[str, Any]) -> str:
+    """When each system reached the accuracy, and how soon that is against one-thread BP of the same round."""
+    rows = []
+    for row in found["rows"]:
+        if "reason" in row or row["seeds"] < ENOUGH:
+            continue
+        sooner, when = row["sooner"], row["seconds_to_target"]
+        rows.append(
+            [
+                row["system"],
+                f"{row['speed']['median']:.2f}",
+                f"{row['mean_accuracy']:.2f} % ({row['accuracy']['min']:.2f} to {row['accuracy']['max']:.2f})",
+                f"{row['target']:.2f} %",
+                "never" if when is None else f"{when['median']:.1f} s",
+                "-" if sooner is None else f"{sooner['median']:.2f} ({sooner['min']:.2f} to {sooner['max']:.2f})",
+                f"{row['reached']} of {row['seeds']}",
+            ]
+        )
+    heads = [
+        "2 cores",
+        "speed",
+        "final accuracy (range)",
+        "to reach",
+        "reached after",
+        "times as soon (range)",
+        "seeds",
+    ]
+    uneven = found["noise"]["slowest_over_fastest"]
+    said = f"A step of one-thread BP, timed before every run, took up to {uneven:.2f} times its shortest time."
+    return f"{table(heads, rows)}\n\n{said}"
+
+
+def split_pays(results: Path) -> str:
+    """LayerPipe's tasks against PipeDream, network by network."""
+    rows, commands = [], []
+    for network, told in SPLIT_NETWORKS.items():
+        path = results / f"layerpipe_speed{network}.json"
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if found is None:
+            rows.append([told, "not measured yet", "", "", ""])
+            continue
+        ratio = found["speedup"]
+        rows.append(
+            [
+                told,
+                f"{ratio['median']:.2f}",
+                f"{ratio['min']:.2f} to {ratio['max']:.2f}",
+                str(ratio["repeats"]),
+                f"{found['theory']:.2f}",
+            ]
+        )
+        commands.append(found["command"])
+    heads = ["2 ranks, one thread each", "layerpipe over pipedream", "range", "rounds", "theory"]
+    said = ", ".join(f"`{command}`" for command in dict.fromkeys(commands))
+    return table(heads, rows) + (f"\n\nFrom {said}." if said else "")
+
+
+#: Ending of the result file, and what the network is.
+SPLIT_NETWORKS = {
+    "": "linear layers, costs 1 : 2 : 4 : 3",
+    "_conv5": "four convolutions of unequal cost, no batch norm",
+    "_vgg11": "the eight convolutions of VGG-11, no batch norm",
+}
+
+
 class Case(NamedTuple):
     """A row of the decision table: what is expected are templates over the facts of `_facts`."""
 
@@ -659,6 +724,7 @@ COMBINED: dict[str, Callable[[Path], str]] = {
     "accuracy-digits": digits,
     "paper-verdicts": paper_summary,
     **{f"paper-{name}": partial(paper, name) for name in paper_claims.PAPERS},
+    "split-pays": split_pays,
 }
 
 #: Name of a table: the result file, and what makes the table of it.
@@ -676,6 +742,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "speed": ("pipeline_speed", speed),
     "speed-gpt": ("pipeline_speed_gpt", speed),
     "speed-revnet": ("pipeline_speed_revnet20", speed),
+    "wall-clock": ("wall_clock", wall_clock),
     "many-ranks": ("many_ranks", many_ranks),
     "overhead": ("engine_overhead", overhead),
     "memory-petra": ("petra_memory", growth),

@@ -113,6 +113,32 @@ def test_accuracies_are_paired_over_equal_seeds() -> None:
     assert "| bp = twin | 92.00 % | 90.00 to 95.00 |  |  | 3 |" in text
 
 
+def test_time_to_an_accuracy_counts_from_three_seeds_and_says_never() -> None:
+    one = {"median": 20.0, "min": 19.0, "max": 21.0, "repeats": 3}
+    common = {"target": 50.0, "speed": one, "accuracy": one, "mean_accuracy": 52.0, "seeds": 3, "reached": 3}
+    slow = {"median": 0.5, "min": 0.4, "max": 0.6, "repeats": 3}
+    rows = [
+        {"system": "a", "seconds_to_target": one, "sooner": slow, **common},
+        {"system": "b", "seconds_to_target": None, "sooner": None, **common, "reached": 0},
+        {"system": "few", "seconds_to_target": one, "sooner": slow, **common, "seeds": 2},
+        {"system": "unable", "reason": "it cannot", "seeds": 3},
+    ]
+    text = tables.wall_clock({"rows": rows, "noise": {"slowest_over_fastest": 1.25}})
+    assert "| a | 20.00 | 52.00 % (19.00 to 21.00) | 50.00 % | 20.0 s | 0.50 (0.40 to 0.60) | 3 of 3 |" in text
+    assert "| never | - | 0 of 3 |" in text
+    assert "up to 1.25 times" in text
+    assert "few" not in text
+    assert "unable" not in text
+
+
+def test_networks_on_which_the_split_was_not_tried_say_so(tmp_path: Path) -> None:
+    ratio = {"median": 1.2, "min": 1.1, "max": 1.3, "repeats": 5}
+    (tmp_path / "layerpipe_speed_conv5.json").write_text(json.dumps({"speedup": ratio, "theory": 1.4, "command": "x"}))
+    text = tables.made("split-pays", tmp_path)
+    assert "no batch norm | 1.20 | 1.10 to 1.30 | 5 | 1.40 |" in text
+    assert text.count("not measured yet") == 2
+
+
 PAIRED_RUNS = [
     *(("bp", seed, value) for seed, value in enumerate((91.0, 95.0, 90.0))),
     *(("twin", seed, value) for seed, value in enumerate((91.0, 95.0, 90.0))),

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from throughput_subjects import Broken, batch, batches, halving, layers, learnt, normed, pairs, subject, tied
 from unlatch.cli import app, throughputs
 from unlatch.errors import UnlatchError
+from unlatch.io.results import Results
 from unlatch.methods import get
 from unlatch.throughput import DDP, Independent, Ours, Plain, Row, Subject, TorchPipeline, compare, draw, everybody
 from unlatch.throughput.systems import Loop
@@ -63,6 +64,22 @@ def test_what_cannot_train_the_model_says_why(name: str) -> None:
     ranks = 5 if name == "too few stages" else 2
     with pytest.raises(UnlatchError, match=words):
         system.fitted(one, ranks)
+
+
+def test_what_was_measured_before_a_kill_is_not_measured_again(tmp_path) -> None:
+    """Systems that are found in the file are not even fitted; others, and other steps, are measured as ever."""
+    file = tmp_path / "speeds.jsonl"
+    key = {"round": 0, "steps": 2, "ranks": 2, "precision": "fp32", "peaks": [7, 9]}
+    with Results(file) as results:
+        results.add(key | {"system": "pytorch 1 thread", "samples_per_s": 100.0, "cut": None})
+        results.add(key | {"system": "broken on ranks", "samples_per_s": 150.0, "cut": [0, 2]})
+    with Results(file) as results:
+        plain, broken, measured = compare(subject(), [Plain(), Broken(), DDP()], 2, rounds=1, steps=2, results=results)
+        assert [row["system"] for row in results.rows][2:] == ["pytorch DDP"]
+        others = compare(subject(), [Broken()], 2, rounds=1, steps=3, results=results)
+    assert (plain.samples_per_s, broken.ratio, broken.starts, broken.peak_bytes) == (100.0, 1.5, (0, 2), 9)
+    assert measured.ratio == pytest.approx(measured.samples_per_s / 100)
+    assert others[0].reason is not None
 
 
 def test_time_that_is_over_is_a_reason() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import UnlatchError
+from ..io.results import Results
 from ..nn.tree import batch_size
 from ..transport.launch import Ranks
 from .resident import PeakResident
@@ -75,9 +76,19 @@ class _Candidate:
     steps: int
     reason: str | None = None
     fitted: bool = False
-    #: Round to samples per second.
+    cut: tuple[int, ...] | None = None
+    #: Round to samples per second, and to the growth of memory on each rank.
     speeds: dict[int, float] = field(default_factory=dict)
-    peaks: list[int] = field(default_factory=list)
+    peaks: dict[int, list[int]] = field(default_factory=dict)
+
+    def measured(self, turn: int) -> dict[str, Any]:
+        """A round, for a line of results."""
+        return {"samples_per_s": self.speeds[turn], "peaks": self.peaks[turn], "cut": self.cut}
+
+    def remember(self, line: Mapping[str, Any], turn: int) -> None:
+        """Take a round from such a line."""
+        self.speeds[turn], self.peaks[turn] = line["samples_per_s"], line["peaks"]
+        self.cut = tuple(line["cut"]) if line["cut"] is not None else None
 
 
 def compare(
@@ -89,6 +100,7 @@ def compare(
     steps: int = 12,
     seconds: float | None = None,
     say: Callable[[str], object] = lambda line: None,
+    results: Results | None = None,
 ) -> list[Row]:
     """Measure all systems in interleaved rounds, so that whatever else the machine does hits all of them alike.
 
@@ -99,6 +111,7 @@ def compare(
     - `rounds`, `steps`: how often, and steps that count each time.
     - `seconds`: no measurement begins later; rows then have fewer rounds, or a reason.
     - `say`: is told how it goes.
+    - `results`: a file with a line for every measurement; what is there is not measured again.
 
     **Returns:** a row per system. One that cannot train the model has the reason instead of numbers.
     """
@@ -114,7 +127,15 @@ def compare(
                     if not turn:
                         one.reason = f"not measured: the {seconds:.0f} s were over"
                     continue
-                _measure(one, subject, ranks, turn, samples, run)
+                key = {"system": str(one.system), "round": turn, "steps": steps, "ranks": ranks}
+                key["precision"] = subject.precision
+                known = _known(results, key)
+                if known is not None:
+                    one.remember(known, turn)
+                else:
+                    _measure(one, subject, ranks, turn, samples, run)
+                    if results is not None and one.reason is None:
+                        results.add(key | one.measured(turn))
                 say(f"round {turn + 1}/{rounds}: {one.system}: {_said(one, turn)}")
     return _rows(candidates, subject, ranks)
 
@@ -130,7 +151,12 @@ def _measure(
         one.reason = _first_line(error)
         return
     one.speeds[turn] = one.system.copies(ranks) * samples / per_step
-    one.peaks += peaks
+    one.peaks[turn], one.cut = peaks, one.system.cut
+
+
+def _known(results: Results | None, key: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    rows = results.rows if results is not None else []
+    return next((row for row in rows if all(row.get(name) == value for name, value in key.items())), None)
 
 
 def _steady(one: _Candidate, subject: Subject, run: Callable[..., list[Any]]) -> tuple[float, list[int]]:
@@ -206,11 +232,11 @@ def _rows(candidates: Sequence[_Candidate], subject: Subject, ranks: int) -> lis
                 statistics.median(one.speeds.values()) if one.speeds else None,
                 statistics.median(ratios) if ratios else None,
                 statistics.median(shares) if (shares := _ratios(one.speeds, limit)) else None,
-                max(one.peaks, default=None),
+                max((peak for peaks in one.peaks.values() for peak in peaks), default=None),
                 len(one.speeds),
                 (min(ratios), max(ratios)) if ratios else None,
                 one.reason,
-                system.cut,
+                one.cut,
             )
         )
     return rows
