@@ -172,10 +172,10 @@ def _read(line: socket.socket, size: int) -> bytes:
 
 def grow(number: int) -> None:
     """Import, and fork for whoever asks. Returns in a program that has come to its end."""
-    nursery._import_for_all()
     # What the command line trains on by default.
     with contextlib.suppress(ImportError):
         import sklearn.datasets  # noqa: F401
+    nursery._import_for_all()
     _serve(socket.socket(fileno=number))
 
 
