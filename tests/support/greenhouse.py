@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import runpy
@@ -176,6 +177,8 @@ def grow(number: int) -> None:
     with contextlib.suppress(ImportError):
         import sklearn.datasets  # noqa: F401
     nursery._import_for_all()
+    # Programs would spend a second each on looking through all of it when they end.
+    gc.freeze()
     _serve(socket.socket(fileno=number))
 
 
