@@ -9,24 +9,34 @@ import trainer_jobs
 from order_jobs import CASES
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_on_ranks(ranks2, tmp_path, accumulate):
-    for wrong in ranks2.run(resume_jobs.broken_everywhere, str(tmp_path), accumulate):
-        assert wrong == []
+@pytest.fixture(scope="module")
+def saved_on_ranks(ranks2, tmp_path_factory):
+    """Checkpoints of all cases, and what came of the runs that wrote them."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, ranks2.run(resume_jobs.unbroken_everywhere, str(folder))[0]
 
 
-def test_from_ranks_to_one_process(ranks2, tmp_path):
-    expected = ranks2.run(resume_jobs.unbroken_everywhere, str(tmp_path))[0]
+def test_on_ranks(ranks2, saved_on_ranks):
+    assert ranks2.run(resume_jobs.differing, str(saved_on_ranks[0])) == [[], []]
+
+
+def test_on_ranks_with_larger_updates(ranks2, tmp_path):
+    ranks2.run(resume_jobs.unbroken_everywhere, str(tmp_path), 2)
+    assert ranks2.run(resume_jobs.differing, str(tmp_path), 2) == [[], []]
+
+
+def test_from_ranks_to_one_process(saved_on_ranks):
+    folder, expected = saved_on_ranks
     for case in CASES:
-        found = resume_jobs.continued(case, 1, str(tmp_path / case.replace(" ", "_")), distributed=False)
-        assert resume_jobs.same((found[0], found[1][:8]), expected[case]), case
+        found = resume_jobs.continued(case, 1, resume_jobs.place(folder, case), distributed=False)
+        assert resume_jobs.same(resume_jobs.network(found), expected[case]), case
 
 
 def test_from_one_process_to_ranks(ranks2, tmp_path):
     expected = {}
     for case in CASES:
-        found = resume_jobs.unbroken(case, 1, str(tmp_path / case.replace(" ", "_")), distributed=False)
-        expected[case] = found[0], found[1][:8]
+        found = resume_jobs.unbroken(case, 1, resume_jobs.place(tmp_path, case), distributed=False)
+        expected[case] = resume_jobs.network(found)
     for part in ranks2.run(resume_jobs.continued_everywhere, str(tmp_path)):
         assert [case for case in CASES if not resume_jobs.same(part[case], expected[case])] == []
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,15 +13,12 @@ import pytest
 
 import fault_jobs
 import start_jobs
-import unlatch
 from fault_jobs import LIMIT
+from greenhouse import Adopted, Greenhouse
+from scripts import PATIENCE, environment
 from unlatch.errors import PeerLost
 from unlatch.transport import launch
 
-SUPPORT = Path(fault_jobs.__file__).parent
-SOURCE = Path(unlatch.__file__).parents[1]
-#: Seconds to import torch in every process, on a busy machine.
-PATIENCE = 240.0
 #: Seconds to name a rank after the limit has passed, on a busy machine.
 BOUND = 10.0
 
@@ -33,26 +28,23 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@contextmanager
-def program(folder: Path, rank: int, port: int, *asked: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+@pytest.fixture
+def program(greenhouse: Greenhouse) -> Callable[..., AbstractContextManager[Adopted]]:
     """A rank that nothing but the environment tells of the others, as a cluster starts it."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{SOURCE}{os.pathsep}{SUPPORT}",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        **more,
-    }
-    command = [sys.executable, str(SUPPORT / "start_jobs.py"), str(folder), *asked]
-    started = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait()
+
+    @contextmanager
+    def begin(folder: Path, rank: int, port: int, *asked: str, **more: str) -> Iterator[Adopted]:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+        command = [start_jobs.__file__, str(folder), *asked]
+        with Path(os.devnull).open("w") as nowhere:
+            started = greenhouse.program(command, {**environment(), **place, **more}, 1, nowhere.fileno())
+        try:
+            yield started
+        finally:
+            started.kill()
+            started.wait()
+
+    return begin
 
 
 def report(folder: Path, rank: int) -> tuple[float, str]:
@@ -62,7 +54,7 @@ def report(folder: Path, rank: int) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize(("point", "who"), [("joining", 1), ("shaking hands", 0)])
-def test_programs_on_their_own(tmp_path, point, who):
+def test_programs_on_their_own(program, tmp_path, point, who):
     """Rank 0 hosts the store: if it is stopped, nothing answers."""
     port = free_port()
     with (
@@ -76,7 +68,7 @@ def test_programs_on_their_own(tmp_path, point, who):
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_never_comes(tmp_path, who):
+def test_a_rank_that_never_comes(program, tmp_path, who):
     with program(tmp_path, 1 - who, free_port(), "stop", "joining", "2", UNLATCH_START_LIMIT="3") as other:
         assert other.wait(PATIENCE) == 3
     seconds, text = report(tmp_path, 1 - who)
@@ -86,7 +78,7 @@ def test_a_rank_that_never_comes(tmp_path, who):
     assert seconds < 3 + BOUND
 
 
-def test_a_port_that_is_taken(tmp_path):
+def test_a_port_that_is_taken(program, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with program(tmp_path, 0, port, "stop", "joining", "2") as first:

@@ -44,6 +44,7 @@ COVER = {
     },
     "F11": {
         "tests/multiproc/test_exact_resume.py::test_on_ranks": "every kind of method on two ranks",
+        "tests/multiproc/test_exact_resume.py::test_on_ranks_with_larger_updates": "several batches per update",
         "tests/multiproc/test_exact_resume.py::test_from_ranks_to_one_process": "from ranks to one process",
         "tests/train/test_sessions.py::test_stopped_anywhere": "a session stopped anywhere",
         "tests/multiproc/test_restarts.py::test_torchrun_restarts": "killed and restarted by torchrun",

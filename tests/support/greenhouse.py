@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import runpy
@@ -172,10 +173,12 @@ def _read(line: socket.socket, size: int) -> bytes:
 
 def grow(number: int) -> None:
     """Import, and fork for whoever asks. Returns in a program that has come to its end."""
-    nursery._import_for_all()
     # What the command line trains on by default.
     with contextlib.suppress(ImportError):
         import sklearn.datasets  # noqa: F401
+    nursery._import_for_all()
+    # Programs would spend a second each on looking through all of it when they end.
+    gc.freeze()
     _serve(socket.socket(fileno=number))
 
 

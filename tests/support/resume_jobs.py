@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -30,10 +30,8 @@ def ended(run: unlatch.Run) -> Outcome:
     """Some more batches and the rest of the pipeline: losses and weights, those beside the network included."""
     losses = feed(run, SAVED_AT, MORE) + [r.loss for r in run.flush() if r.loss is not None]
     weights = [t.clone() for t in run.module().state_dict().values()]
-    beside = [
-        t.clone() for s in run.stations.values() for name in s.trained() for t in s.trained()[name].module.parameters()
-    ]
-    return losses, weights + beside
+    trained = [one for s in run.stations.values() for one in s.trained().values()]
+    return losses, weights + [t.detach().clone() for one in trained for t in one.module.parameters()]
 
 
 def unbroken(case: str, accumulate: int, path: str | None, distributed: bool | None = None) -> Outcome:
@@ -58,28 +56,46 @@ def same(one: Outcome, other: Outcome) -> bool:
     return one[0] == other[0] and all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
 
 
-def broken_everywhere(folder: str, accumulate: int) -> list[str]:
-    """All cases on the ranks of this process group. **Returns:** those that do not go on as if never stopped."""
-    wrong = []
-    for case in CASES:
-        if accumulate == 1 or accumulates(case):
-            path = str(Path(folder, f"{case}-{accumulate}".replace(" ", "_")))
-            if not same(unbroken(case, accumulate, path), continued(case, accumulate, path)):
-                wrong.append(case)
-    return wrong
+def place(folder: str | Path, case: str, accumulate: int = 1) -> str:
+    return str(Path(folder, f"{case}-{accumulate}".replace(" ", "_")))
 
 
-def continued_everywhere(folder: str) -> dict[str, Any]:
-    """What comes of the checkpoints that were written in one process, here; weights of the network only."""
-    return {case: _network(continued(case, 1, str(Path(folder, case.replace(" ", "_"))))) for case in CASES}
+def unbroken_everywhere(folder: str, accumulate: int = 1) -> dict[str, Outcome]:
+    """All cases on the ranks of this process group, saved under way. **Returns:** losses and weights of the network."""
+    outcomes = {case: unbroken(case, accumulate, place(folder, case, accumulate)) for case in _cases(accumulate)}
+    torch.save(outcomes, _noted(folder))
+    return {case: network(outcome) for case, outcome in outcomes.items()}
 
 
-def unbroken_everywhere(folder: str) -> dict[str, Any]:
-    """Checkpoints for one process, written here, and what comes of the runs."""
-    return {case: _network(unbroken(case, 1, str(Path(folder, case.replace(" ", "_"))))) for case in CASES}
+def differing(folder: str, accumulate: int = 1) -> list[str]:
+    """Continue what `unbroken_everywhere` saved, on the same ranks.
+
+    **Returns:** the cases that do not go on as if never stopped, in what a rank has beside the network too.
+    """
+    expected = torch.load(_noted(folder))
+    assert expected.keys() == set(_cases(accumulate))
+    return [
+        case
+        for case, outcome in expected.items()
+        if not same(outcome, continued(case, accumulate, place(folder, case, accumulate)))
+    ]
 
 
-def _network(outcome: Outcome) -> Outcome:
+def continued_everywhere(folder: str) -> dict[str, Outcome]:
+    """What comes of the checkpoints that were written in one process, here."""
+    return {case: network(continued(case, 1, place(folder, case))) for case in CASES}
+
+
+def _cases(accumulate: int) -> list[str]:
+    return [case for case in CASES if accumulate == 1 or accumulates(case)]
+
+
+def _noted(folder: str) -> Path:
+    return Path(folder, f"outcomes{os.environ['RANK']}")
+
+
+def network(outcome: Outcome) -> Outcome:
+    """Without what a method trains beside it, of which a rank has its own part only."""
     return outcome[0], outcome[1][:8]
 
 
