@@ -544,7 +544,8 @@ def method_table(results: Path) -> str:
         if name in demo:
             row, base = demo[name], demo[demo[name]["baseline"]]
             pace = f"{row['ratio']:.2f} (demo)"
-            if min(len(row["accuracies"]), len(base["accuracies"])) >= ENOUGH:
+            # Means over other seeds are no comparison.
+            if len(row["accuracies"]) == len(base["accuracies"]) >= ENOUGH:
                 points = f"{100 * (row['accuracy'] - base['accuracy']):+.1f} (demo)"
             held = f"{max(row['process_bytes']) / max(base['process_bytes']):.2f}"
         # Cases of methods that need other data or another network say so behind the number of stages.
@@ -685,7 +686,10 @@ def _beyond(report: StudyReport) -> str:
     alone, among = (sum(row[name] <= 0.05 for row in judged) for name in ("chance", "chance_among_all"))
     if not judged:
         return ""
-    return f" Beyond chance by themselves: {alone} of {len(judged)} differences; as one of so many (Holm): {among}."
+    return (
+        f" Beyond chance by themselves: {alone} of {len(judged)} differences; as one of {report.comparisons} different "
+        f"computations (Holm): {among}."
+    )
 
 
 def _study_row(row: dict[str, Any], scale: float) -> list[str]:
