@@ -11,10 +11,9 @@ from typing import Any
 from unlatch.io.versions import versions
 from unlatch.throughput.timing import WARM, completions, interleave, spread, steady_seconds
 
-__all__ = ["RESULTS", "STUDIES", "WARM", "completions", "interleave", "options", "spread", "steady_seconds", "write"]
+__all__ = ["RESULTS", "WARM", "completions", "interleave", "options", "spread", "steady_seconds", "write"]
 
 RESULTS = Path(__file__).parent / "results"
-STUDIES = Path(__file__).parents[1] / "studies"
 
 
 def options(doc: str | None, *, repeats: int, steps: int) -> argparse.ArgumentParser:
