@@ -17,11 +17,12 @@ from __future__ import annotations
 import statistics
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import torch
 from accuracy_common import Study, print_table
-from common import STUDIES, write
+from common import write
 from scipy.stats import spearmanr
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -176,6 +177,9 @@ def predictions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in two
         if "predict" in row
     ]
+
+
+STUDIES = Path(__file__).parents[1] / "studies"
 
 
 def defaults_elsewhere() -> list[dict[str, Any]]:

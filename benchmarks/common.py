@@ -16,7 +16,6 @@ from unlatch.throughput.timing import WARM, completions, interleave, spread, ste
 
 __all__ = [
     "RESULTS",
-    "STUDIES",
     "WARM",
     "Finished",
     "command",
@@ -29,7 +28,6 @@ __all__ = [
 ]
 
 RESULTS = Path(__file__).parent / "results"
-STUDIES = Path(__file__).parents[1] / "studies"
 #: Options with a folder of this machine: what is to stand for it in a result file.
 _FOLDERS = {"--out": "", "--data-dir": "--data-dir DIR", "--data": "--data DIR"}
 

@@ -7,8 +7,8 @@ nothing is written, and the exit code is 1 if a page and its results disagree; `
 A benchmark that has not been run yet leaves a line that says how to run it. `<!-- table: study-NAME -->` is what the
 study `studies/NAME.toml` found; `<!-- table: answer-NAME -->` says what that means for its question,
 `<!-- table: foretold-NAME -->` how it compares with what `unlatch compare studies/NAME.toml --predict` had written down
-before, and `<!-- table: grid-NAME -->` has the differences to the baselines only, by what labels begin with (columns) and
-go on with (rows).
+before, and `<!-- table: grid-NAME -->` has the differences to the baselines only, by what labels begin with (columns)
+and go on with (rows).
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ def layerpipe_gains(model: str, found: dict[str, Any]) -> str:
         [name, *(f"{gain:.2f}" for gain in by[model]["divisible"]), f"{statistics.fmean(by[model]['divisible']):.2f}"]
         for name, by in found["networks"].items()
     ]
-    return table(["network", *map(str, found["processors"]), "mean"], rows)
+    return table(["network", *map(str, found["devices"]), "mean"], rows)
 
 
 def layerpipe_summary(found: dict[str, Any]) -> str:
@@ -650,7 +650,8 @@ def method_table(results: Path) -> str:
         if name in demo:
             row, base = demo[name], demo[demo[name]["baseline"]]
             pace = f"{row['ratio']:.2f} (demo)"
-            if min(len(row["accuracies"]), len(base["accuracies"])) >= ENOUGH:
+            # Means over other seeds are no comparison.
+            if len(row["accuracies"]) == len(base["accuracies"]) >= ENOUGH:
                 points = f"{100 * (row['accuracy'] - base['accuracy']):+.1f} (demo)"
             held = f"{max(row['process_bytes']) / max(base['process_bytes']):.2f}"
         # Cases of methods that need other data or another network say so behind the number of stages.
@@ -755,7 +756,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "scale-transformer": ("scale", partial(scale, "7 B transformer")),
     "scale-memory": ("scale", scale_memory),
     "scale-best": ("scale", scale_best),
-    "auxnet-shares": ("auxnet_shares", auxnet_shares),
     "inline": ("inline_overhead", partial(ratios, "ratio to a hand-written loop")),
 }
 
@@ -828,7 +828,10 @@ def _beyond(report: StudyReport) -> str:
     alone, among = (sum(row[name] <= 0.05 for row in judged) for name in ("chance", "chance_among_all"))
     if not judged:
         return ""
-    return f" Beyond chance by themselves: {alone} of {len(judged)} differences; as one of so many (Holm): {among}."
+    return (
+        f" Beyond chance by themselves: {alone} of {len(judged)} differences; as one of {report.comparisons} different "
+        f"computations (Holm): {among}."
+    )
 
 
 def _found(name: str, folder: Path, measure: str | None = None) -> StudyReport | None:

@@ -166,6 +166,7 @@ def test_a_study_is_a_table_of_its_results_only(tmp_path: Path) -> None:
     found = tables.study("a", tmp_path)
     # All seeds 10 of 1,000 samples below: an interval as if one of them were one sample off.
     assert "| slow | 89.00 % | -1.00 | -1.14 to -0.86 | 3 |" in found
+    assert "1 of 1 differences; as one of 1 different computations (Holm): 1." in found
     assert "1 cases are left out" in found
     assert "rare" not in found
 

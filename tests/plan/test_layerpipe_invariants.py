@@ -258,3 +258,14 @@ def test_retiming_leaves_the_delays_round_every_loop_as_they_were(
         for layer in range(len(costs))
     ]
     assert kept == list(plan.delays.weight_stash)
+
+
+@given(layers(most=4), devices, st.sampled_from(["divisible", "atomic"]))
+@settings(max_examples=60)
+def test_the_last_layer_is_late_only_where_its_gradient_is_taken_elsewhere(
+    costs: list[LayerCost], count: int, mode: str
+) -> None:
+    """Invariant 5.5.4 at the end of the chain: no slot lies between F and G of one device, one at least otherwise."""
+    plan = plan_layerpipe(costs, count, mode)
+    home = {task.kind: task.device for task in plan.tasks if task.layer == len(costs) - 1}
+    assert (plan.delays.gradient[-1] == 0) == (home["F"] == home["G"])
