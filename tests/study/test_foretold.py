@@ -80,6 +80,12 @@ def test_a_ranking_that_holds_has_correlation_one_and_divergence_is_the_worst() 
     assert found["all", "delay alone"].cases == 7
 
 
+def test_what_is_not_told_apart_has_no_correlation() -> None:
+    alike = [_case("a", 1.0, late, late / 10) for late in (1, 2, 3)]
+    assert [one.ranking for one in correlations(alike) if one.group == "a"] == ["delay alone"]
+    assert correlations([_case("a", n, n, 0.0) for n in range(4)]) == []
+
+
 def _written(folder: Path, accuracy: dict[str, list[float]], diverged: str = "") -> Path:
     """A study with a file of predictions and results."""
     (folder / "results").mkdir()

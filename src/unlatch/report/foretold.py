@@ -109,7 +109,7 @@ def _more_is_better(study: Study) -> bool:
 def correlations(cases: Sequence[Judged]) -> list[Correlation]:
     """How well each ranking held, for the cases of each optimizer, then for all.
 
-    An optimizer without three cases that a ranking speaks of has no row for it.
+    An optimizer without three cases that a ranking speaks of and tells apart has no row for it.
     """
     groups = {str(case.foretold["optimizer"]): None for case in cases}
     found = []
@@ -117,9 +117,10 @@ def correlations(cases: Sequence[Judged]) -> list[Correlation]:
         mine = [case for case in cases if group in ("all", case.foretold["optimizer"])]
         for ranking, (number, sign) in RANKINGS.items():
             spoken = [case for case in mine if case.foretold[number] is not None]
-            if len(spoken) >= ENOUGH:
-                expected = np.array([sign * case.foretold[number] for case in spoken])
-                found.append(_correlation(group, ranking, expected, np.array([case.worse for case in spoken])))
+            expected = np.array([sign * case.foretold[number] for case in spoken])
+            worse = np.array([case.worse for case in spoken])
+            if len(spoken) >= ENOUGH and min(len(set(expected)), len(set(worse))) > 1:
+                found.append(_correlation(group, ranking, expected, worse))
     return found
 
 
