@@ -76,8 +76,10 @@ def draw(found: list[Point]) -> Figure:
     for row, value in zip(panels, ("error", "cosine"), strict=True):
         for axes, across in zip(row, ("stages", "late"), strict=True):
             line(axes, found, across, value)
-    panels[0][0].set(ylabel="relative error of inputs, worst stage", yscale="log")
-    panels[1][0].set(ylabel="cosine to backpropagation, mean of stages", xlabel="stages")
+    panels[0][0].set(ylabel="relative error of inputs", yscale="log")
+    panels[1][0].set(ylabel="cosine of gradients", xlabel="stages")
+    panels[0][0].set_title("reconstructed inputs, worst stage", loc="left", fontsize=10)
+    panels[1][0].set_title("gradients beside backpropagation, mean of stages", loc="left", fontsize=10)
     panels[1][1].set(xlabel="updates late at the first stage")
     handles, labels = panels[1][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from layerpipe_jobs import MIXED, UNIT, chain_costs, residual_net, task_plan
 from rank_jobs import copied_state, momentum_sgd
 from recording import feed
 from small_nets import tanh_net, vectors
+from unlatch.config.study import load_study
 from unlatch.errors import PlanError
-from unlatch.methods import LayerPipe
+from unlatch.methods import LayerPipe, get
 from unlatch.methods.layerpipe.planning import plan_layers
 from unlatch.methods.layerpipe.task_planning import charged_loads, place_tasks
 from unlatch.models import build
@@ -233,3 +235,17 @@ def test_batches_that_change_while_under_way_are_refused():
 
     with pytest.raises(unlatch.errors.StageFailed, match="changed in place"):
         reuse_memory()
+
+
+def test_the_studies_of_tasks_share_input_gradients_of_plain_convolutions():
+    study = load_study(Path(__file__).parents[2] / "studies" / "digits-layerpipe.toml")
+    cases = [case for case in study.cases if "tasks" in case.label and "stash" in case.label]
+    shared = {}
+    for case in cases:
+        method, precision = get(case.config.method.name, **case.config.method.options), case.config.run.precision
+        blocks = chain(build(case.config.model.name, in_channels=1))
+        plan = plan_layers(blocks, method, case.config.run.stages, precision=precision)
+        shared[precision] = [task.layer for task in plan.tasks if task.kind == "D" and task.fraction < 1]
+        assert max(plan.delays) == 6
+    assert shared["fp32"]
+    assert not shared["bf16"]
