@@ -903,8 +903,8 @@ def grid(name: str, folder: Path = STUDIES) -> str:
             continue
         column, _, row = case.labels[0].partition(", ")
         columns[column] = None
-        text = f"{found.mean:+.3f}{' *' if found.apart else ''}" if case.is_result and found.is_result else "-"
-        cells.setdefault(row, {})[column] = "diverged" if case.missed("diverged") else text
+        text = f"{found.mean:+.3f}{' *' if found.apart else ''}" if report.why_none(case) is None else "-"
+        cells.setdefault(row, {})[column] = "diverged" if case.diverged else text
     rows = [[row, *(by.get(column, "") for column in columns)] for row, by in cells.items()]
     return f"{table([f'{report.study.measure}, to bp', *columns], rows)}\n\nFrom `{report.command}`."
 

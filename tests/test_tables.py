@@ -272,7 +272,11 @@ def _told(folder: Path, name: str, worth: Callable[[str, int], float]) -> str:
     (folder / "results").mkdir(exist_ok=True)
     (folder / f"{name}.toml").write_text(text, encoding="utf-8")
     lines = [
-        {"digest": run.digest, "status": "finished", "evaluation": {"accuracy": worth(run.label, run.seed)}}
+        {
+            "digest": run.digest,
+            "status": "finished",
+            "evaluation": {"accuracy": worth(run.label, run.seed), "samples": 1e6},
+        }
         for run in load_study(folder / f"{name}.toml").runs()
     ]
     (folder / "results" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

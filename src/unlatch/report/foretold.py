@@ -94,7 +94,7 @@ def judged(report: StudyReport, foretold: Mapping[str, Any]) -> list[Judged]:
 
 
 def _worse(report: StudyReport, case: CaseFound) -> float | None:
-    if any(line["status"] == "diverged" for line in case.lines.values()):
+    if case.diverged:
         return math.inf
     pairs = report.against(case)
     if pairs is None or not case.is_result or pairs.seeds < ENOUGH:
