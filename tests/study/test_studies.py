@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 from commands import Command
 from unlatch.cli.settings import JUDGES
+from unlatch.cli.study.jobs import performed
+from unlatch.cli.study.run import Job
 from unlatch.config.study import load_study
 
 CASES = """
@@ -202,6 +205,26 @@ def test_a_request_to_stop_says_how_to_go_on(study):
     assert code == 130
     assert f"9 of 9 runs are left; go on with: unlatch compare {path} --jobs 2" in said
     assert "Traceback" not in said
+
+
+def test_a_request_to_stop_while_a_job_starts_left_a_process_that_was_waited_for(monkeypatch):
+    """It came when the process was there and nobody had noted it yet; the command then hung for ever."""
+    kind = multiprocessing.get_context("spawn").Process
+    usual, started = kind.start, []
+
+    def start(process):
+        usual(process)
+        started.append(process)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(kind, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        list(performed([Job({}, None, "nowhere", 0, 0)] * 2, at_once=2))
+    left = [process for process in started if process.is_alive()]
+    for process in left:
+        process.kill()
+    assert left == []
+    assert len(started) == 2
 
 
 def test_two_processes_do_not_write_the_same_results(study, compare, tmp_path):

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -29,10 +30,15 @@ def performed(jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, dict[str
         yield from ((job, perform(job)) for job in jobs)
         return
     waiting, workers = deque(jobs), list[_Worker]()
+    # It starts with the first process otherwise, and lets signals through again.
+    resource_tracker.ensure_running()
     try:
         while waiting or any(worker.job for worker in workers):
             workers = [worker for worker in workers if worker.alive]
-            workers += [_Worker() for _ in range(min(at_once, len(waiting)) - len(workers))]
+            # A request to stop waits until all are in the list of those that are ended: one that is not would ignore
+            # the polite end that the interpreter gives it, and be waited for.
+            with held_back():
+                workers += [_Worker() for _ in range(min(at_once, len(waiting)) - len(workers))]
             for worker in workers:
                 if worker.job is None and waiting:
                     worker.begin(waiting.popleft())
@@ -51,8 +57,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.line, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-        with held_back():
-            self._process.start()
+        self._process.start()
         theirs.close()
         self.job: Job | None = None
         self.alive = True
