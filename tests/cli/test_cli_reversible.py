@@ -46,6 +46,8 @@ def test_a_run_tells_per_stage_what_it_held_how_late_it_was_and_how_well_it_inve
     assert [s["delay"] for s in summary["stages"]] == [6, 4, 2, 0]
     assert [s["stored_bytes"] > 0 for s in summary["stages"]] == [True, False, True, True]
     assert [s["reconstruction_error"] is not None for s in summary["stages"]] == [False, True, False, False]
+    reversed_one = summary["stages"][1]
+    assert 0 < reversed_one["usual_reconstruction_error"] <= reversed_one["reconstruction_error"]
     (warning,) = (note for note in summary["notes"] if "reconstructs its input" in note)
     assert warning.startswith("stage 1 ")
     assert "store=(1,)" in warning
