@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import torch
@@ -99,11 +99,13 @@ def predicted(network: nn.Module, method: Method, starts: Sequence[int]) -> list
     )
 
 
-def train(method: Method, depth: int, stages: int) -> tuple[list[float], list[float]]:
+def train(
+    method: Method, depth: int, stages: int, split: Literal["auto"] | Sequence[str] = "auto"
+) -> tuple[list[float], list[float]]:
     """Train until the pipeline is full. **Returns:** predicted and measured bytes of every stage, messages left out."""
     network = model(depth, method.inverts)
     with unlatch.parallelize(
-        network, method, stages=stages, loss_fn=cross_entropy, optimizer=SGD, distributed=False
+        network, method, stages=stages, split=split, loss_fn=cross_entropy, optimizer=SGD, distributed=False
     ) as run:
         starts, chosen = run.plan.starts, run.method
         for _ in range(3 + 2 * -(-run.schedule.depth // chosen.per_batch)):
