@@ -75,9 +75,10 @@ fuzz: $(STAMP)
 
 lint: $(STAMP)
 	@status=0; \
+	$(BIN)/lint-imports --no-logo & imports=$$!; \
 	$(BIN)/ruff check . || status=1; \
 	$(BIN)/mypy || status=1; \
-	$(BIN)/lint-imports --no-logo || status=1; \
+	wait $$imports || status=1; \
 	exit $$status
 
 clean:

@@ -93,12 +93,12 @@ def test_all_of_a_users_own(unlatch, own, monkeypatch, tmp_path):
     assert same_weights("copy", "runs/mymod-Patient-1")
 
 
-def test_on_ranks_and_under_torchrun(unlatch, own):
+def test_on_ranks_and_under_torchrun(greenhouse, unlatch, own):
     assert unlatch("train", own, "--out", "inline").exit_code == 0
     ranks = unlatch("train", own, "--processes", 2, "--out", "ranks")
     assert ranks.exit_code == 0, ranks.output
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "unlatch")
-    with Command("train", own, "--out", "torchrun", launcher=launcher) as command:
+    with Command("train", own, "--out", "torchrun", launcher=launcher, greenhouse=greenhouse) as command:
         code, said = command.ended()
     assert code == 0, said
     assert same_weights("inline", "ranks")

@@ -33,25 +33,27 @@ def test_torchrun(tmp_path):
         assert differences(expected, torch.load(tmp_path / str(rank))) == []
 
 
-def test_torchrun_with_a_failing_stage(tmp_path):
+def test_torchrun_with_a_failing_stage(greenhouse, tmp_path):
     done = run_script(
         tmp_path,
         "import signal, sys\nimport fault_jobs\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others before they can report\n"
         "fault_jobs.breaks('dtr', 2, 'forward', 1, sys.argv[1])\n",
         *TORCHRUN,
+        greenhouse=greenhouse,
     )
     assert done.returncode != 0
     assert done.stderr.count('raise ValueError("boom in forward")') == 1
     assert json.loads((tmp_path / "rank0").read_text())["text"].startswith("PeerLost: rank 1 (stage 1) stopped:")
 
 
-def test_a_script_that_fails_exits_with_an_error_and_one_traceback(tmp_path):
+def test_a_script_that_fails_exits_with_an_error_and_one_traceback(greenhouse, tmp_path):
     done = run_script(
         tmp_path,
         "import sys\nimport fault_jobs, unlatch\n"
         "if __name__ == '__main__':\n"
         "    unlatch.launch(fault_jobs.breaks, 2, args=('dtr', 2, 'backward', 0, sys.argv[1]))\n",
+        greenhouse=greenhouse,
     )
     assert done.returncode == 1
     assert done.stderr.count('raise ValueError("boom in backward")') == 1
