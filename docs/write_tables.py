@@ -14,6 +14,7 @@ and go on with (rows).
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import sys
@@ -865,7 +866,7 @@ def foretold(name: str, folder: Path = STUDIES) -> str:
             str(one.cases),
             f"{one.spearman:+.2f} ({one.spearman_interval[0]:+.2f} to {one.spearman_interval[1]:+.2f})",
             f"{one.kendall:+.2f} ({one.kendall_interval[0]:+.2f} to {one.kendall_interval[1]:+.2f})",
-            f"{one.chance:.3f}",
+            f"{one.chance:.3f}" if one.chance >= 0.001 else "< 0.001",
         ]
         for one in correlations(cases)
     ]
@@ -885,8 +886,11 @@ def _verdicts(cases: Sequence[Judged]) -> str:
         points = [-100 * case.worse for case in cases if case.foretold["verdict"] == verdict]
         if points:
             right = sum(earned(one) == verdict for one in points)
-            cells = [f"{statistics.median(points):+.1f}", f"{min(points):+.1f} to {max(points):+.1f}"]
-            rows.append([expected, str(len(points)), str(right), *cells])
+            middle, least, most = (
+                f"{one:+.1f}" if math.isfinite(one) else "diverged"
+                for one in (statistics.median(points), min(points), max(points))
+            )
+            rows.append([expected, str(len(points)), str(right), middle, f"{least} to {most}"])
     return table(["said", "cases", "came true", "points to bp, median", "range"], rows)
 
 

@@ -27,7 +27,7 @@ __all__ = ["RANKINGS", "Correlation", "Judged", "correlations", "judged", "kenda
 _Floats = npt.NDArray[np.float64]
 
 #: Resamples for an interval, and permutations for a chance.
-_DRAWS = 2000
+_DRAWS = 1000
 
 #: Number of the file by which cases are ranked, and how it grows with the loss that is expected.
 RANKINGS: dict[str, tuple[str, float]] = {"advisor": ("margin", -1.0), "delay alone": ("updates_late", 1.0)}
@@ -54,7 +54,7 @@ class Correlation:
 
     **Arguments:**
 
-    - `group`: the optimizer of the cases, or `"all"`.
+    - `group`: the optimizer of the cases, or `"all"` for those of all optimizers of which the advisor speaks.
     - `ranking`: one of `RANKINGS`.
     - `spearman`, `kendall`: of what was expected and found.
     - `spearman_interval`, `kendall_interval`: 95 % of what other draws of as many cases would give (bootstrap).
@@ -114,7 +114,7 @@ def correlations(cases: Sequence[Judged]) -> list[Correlation]:
     groups = {str(case.foretold["optimizer"]): None for case in cases}
     found = []
     for group in [*groups, "all"]:
-        mine = [case for case in cases if group in ("all", case.foretold["optimizer"])]
+        mine = [case for case in cases if _belongs(case, group)]
         for ranking, (number, sign) in RANKINGS.items():
             spoken = [case for case in mine if case.foretold[number] is not None]
             expected = np.array([sign * case.foretold[number] for case in spoken])
@@ -122,6 +122,11 @@ def correlations(cases: Sequence[Judged]) -> list[Correlation]:
             if len(spoken) >= ENOUGH and min(len(set(expected)), len(set(worse))) > 1:
                 found.append(_correlation(group, ranking, expected, worse))
     return found
+
+
+def _belongs(case: Judged, group: str) -> bool:
+    # Rankings are compared on the same cases.
+    return case.foretold["margin"] is not None if group == "all" else case.foretold["optimizer"] == group
 
 
 def _correlation(group: str, ranking: str, expected: _Floats, worse: _Floats) -> Correlation:
