@@ -119,7 +119,7 @@ class Networks:
         if bare and weight > _MOST_PULL:
             log.warning(
                 "nothing normalises in stage %s, so that its steps grow with the weight of the border loss, here %g: "
-                "ReLUs die and the trained network may end at chance while the AuxNet and the last stage alone do "
+                "training may diverge, and the network end at chance while the AuxNet and the last stage alone do "
                 "well. Let beta times pull be at most %g, or use blocks with batch or layer norm.",
                 ", ".join(bare),
                 weight,
