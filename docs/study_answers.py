@@ -30,7 +30,7 @@ def _pair(report: StudyReport, label: str, other: str) -> Paired | None:
     one, two = _case(report, label), _case(report, other)
     if one is None or two is None or not (one.is_result and two.is_result):
         return None
-    found = paired(one.values, two.values)
+    found = paired(one.values, two.values, max(one.resolution, two.resolution))
     return found if found is not None and found.seeds >= ENOUGH else None
 
 
