@@ -913,7 +913,7 @@ AUXNET = (
             partial(beside_baseline, "digits-auxnet", DIGITS, ["auxnet, K=2, none", "auxnet, K=3, none"]),
         ],
         "*late penalty* has an AuxNet of 10 % of the cost; what early stages add is on "
-        "[its page](methods/auxnet.md#accuracy)",
+        "[its page](methods/auxnet.md#do-the-early-stages-earn-their-cost)",
     ),
     Claim(
         "accuracy, CIFAR-100 and ImageNet",
