@@ -20,7 +20,7 @@ from unlatch import methods
 from unlatch.config.study import load_study
 from unlatch.io.results import read_results
 from unlatch.report.paired import Paired, paired
-from unlatch.report.study import study_report
+from unlatch.report.study import CaseFound, study_report
 from unlatch.schedule import steady_buffers
 
 HELD, NOT_HELD, UNDECIDED, PARTLY = "held", "not held", "undecided", "partly"
@@ -160,20 +160,28 @@ class Studied:
         self._report = study_report(asked, lines, asked.baseline or asked.cases[0].label, command)
 
     @cached_property
-    def _cases(self) -> dict[str, Any]:
+    def _cases(self) -> dict[str, CaseFound]:
         whole = {row["case"] for row in self._report.numbers() if row["is_result"]}
         return {label: case for case in self._report.cases if case.label in whole for label in case.labels}
 
-    def values(self, label: str) -> dict[int, float]:
-        """Accuracies in percent by seed."""
-        if label not in self._cases:
+    def pair(self, label: str, other: str | None = None) -> Paired:
+        """A case against another one, or its baseline: points by seed, and the least that accuracies can show."""
+        if label not in self._cases or other not in (None, *self._cases):
             raise Missing(self.command)
-        return {seed: 100 * value for seed, value in self._cases[label].values.items()}
+        one = self._cases[label]
+        two = self._report.base_of(one) if other is None else self._cases[other]
+        values = [{seed: 100 * value for seed, value in case.values.items()} for case in (one, two)]
+        both = paired(*values, 100 * max(one.resolution, two.resolution))
+        assert both is not None, "whole cases have all seeds"
+        return both
 
-    def baseline(self, label: str) -> str:
-        if label not in self._cases:
-            raise Missing(self.command)
-        return str(self._report.base_of(self._cases[label]).label)
+    def diverged(self, label: str, other: str | None = None) -> bool:
+        """Whether a case did where what it stands against did not."""
+        cases = {name: case for case in self._report.cases for name in case.labels}
+        if label not in cases or not cases[label].diverged:
+            return False
+        beside = self._report.base_of(cases[label]) if other is None else cases.get(other)
+        return beside is not None and beside.is_result
 
     def cosine(self, label: str) -> float:
         """The least cosine of a stage's gradient with that of backpropagation."""
@@ -248,12 +256,14 @@ def _judged(found: Studied, on: str, pairs: Mapping[str, str | None], rule: Call
     missing = []
     for label, other in pairs.items():
         what = label if other is None else f"{label} against {other}"
+        if found.diverged(label, other):
+            yield Case(f"{on}, {what}: diverged", NOT_HELD)
+            continue
         try:
-            both = paired(found.values(label), found.values(found.baseline(label) if other is None else other))
+            both = found.pair(label, other)
         except Missing:
             missing.append(what)
             continue
-        assert both is not None, "whole cases have all seeds"
         yield Case(f"{on}, {what}: {_difference(both)}", rule(both))
     if missing:
         yield Case(f"{on}, not measured yet: {'; '.join(missing)} (`{found.command}`)", NOT_MEASURED)
@@ -277,12 +287,8 @@ def benchmarked(
 def closing_gap(study: str, on: str, least: int, most: int, evidence: Evidence) -> Iterable[Case]:
     """Whether what petra loses against bp is less at a larger k, both paired by seed, and whether it is still much."""
     found = evidence.study(study)
-    gaps = {}
-    for k in (least, most):
-        both = paired(found.values(f"petra: inputs reverse, weights current, k={k}"), found.values(f"bp, k={k}"))
-        assert both is not None, "whole cases have all seeds"
-        gaps[k] = both
-    change = paired(gaps[most].differences, gaps[least].differences)
+    gaps = {k: found.pair(f"petra: inputs reverse, weights current, k={k}", f"bp, k={k}") for k in (least, most)}
+    change = paired(gaps[most].differences, gaps[least].differences, max(gap.resolution for gap in gaps.values()))
     assert change is not None, "both have the seeds of the study"
     told = f"to bp at k={least} {_difference(gaps[least])}, smaller at k={most} by {_difference(change)}"
     yield Case(f"{on}, {told}", better(change))

@@ -6,10 +6,14 @@ a run that did not come to its end, is no result here either.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics as stats
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
+from unlatch.report.foretold import spearman
 from unlatch.report.paired import ENOUGH, Paired, paired
 from unlatch.report.study import CaseFound, StudyReport
 
@@ -76,14 +80,16 @@ def starts_to_lose(report: StudyReport) -> Answer:
 def _cell(report: StudyReport, case: CaseFound | None) -> str:
     if case is None or not case.lines:
         return "-"
-    if case.missed("diverged"):
+    if case.diverged:
         return "diverged"
-    return _points(report.against(case)) if case.is_result else "-"
+    return _points(report.against(case)) if report.why_none(case) is None else "-"
 
 
 def _lost(report: StudyReport, case: CaseFound) -> bool:
-    found = report.against(case) if case.is_result else None
-    return bool(case.missed("diverged")) or (found is not None and found.apart and found.mean < 0)
+    if case.diverged:
+        return not report.base_of(case).flaws
+    found = report.against(case) if report.why_none(case) is None else None
+    return found is not None and found.apart and found.mean < 0
 
 
 def inversion(form: str, kept: str, others: dict[str, str], counts: Sequence[int]) -> Callable[[StudyReport], Answer]:
@@ -160,16 +166,9 @@ def by_depth(report: StudyReport) -> Answer:
 
 
 def _ranked(one: Iterable[float], two: Iterable[float]) -> float:
-    """Spearman's rank correlation, ties at the mean of their ranks; none shown where all are equal."""
-    first, second = _ranks(one), _ranks(two)
-    if len(set(first)) == 1 or len(set(second)) == 1:
-        return 0.0
-    return stats.correlation(first, second)
-
-
-def _ranks(values: Iterable[float]) -> list[float]:
-    given = list(values)
-    return [sum(v < value for v in given) + (sum(v == value for v in given) - 1) / 2 for value in given]
+    """Spearman's rank correlation; none where all are equal."""
+    found = spearman(np.array(list(one)), np.array(list(two)))
+    return 0.0 if math.isnan(found) else found
 
 
 def replaces_the_stash(report: StudyReport) -> Answer:

@@ -779,12 +779,13 @@ PAIRS: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[str], str
 }
 
 
-def _report(name: str, folder: Path) -> StudyReport:
-    """All that is known of a study, perhaps nothing yet."""
+def _report(name: str, folder: Path, measure: str | None = None) -> StudyReport:
+    """All that is known of a study, perhaps nothing yet; by another measure than its own if told."""
     file = folder / f"{name}.toml"
     if not file.is_file():
         raise SystemExit(f"there is no study {name!r} in {folder}")
     lines, asked = read_results(folder / "results" / f"{name}.jsonl"), load_study(file)
+    asked = asked if measure is None else replace(asked, measure=measure)
     return study_report(asked, lines, asked.baseline or asked.cases[0].label, f"unlatch compare studies/{name}.toml")
 
 
@@ -835,24 +836,14 @@ def _beyond(report: StudyReport) -> str:
     )
 
 
-def _found(name: str, folder: Path, measure: str | None = None) -> StudyReport | None:
-    """What a study found, by another measure than its own if told; nothing if it has not been run."""
-    lines = read_results(folder / "results" / f"{name}.jsonl")
-    if not lines:
-        return None
-    asked = load_study(folder / f"{name}.toml")
-    asked = asked if measure is None else replace(asked, measure=measure)
-    return study_report(asked, lines, asked.baseline or asked.cases[0].label, f"unlatch compare studies/{name}.toml")
-
-
 def foretold(name: str, folder: Path = STUDIES) -> str:
     """How well what was expected agrees with what was found: rank correlations, then verdicts."""
     told = read_foretold(folder / "results" / f"{name}.predicted.json")
     if told is None:
         raise SystemExit(f"nothing was foretold for the study {name!r} in {folder}")
     said = f"Written down on {told['made_at'][:10]} at commit `{str(told['commit'])[:9]}`, before any run"
-    report, shares = _found(name, folder), _found(name, folder, "accuracy")
-    if report is None or shares is None:
+    report = _report(name, folder)
+    if _unmeasured(report):
         silent = sum(row["margin"] is None for row in told["cases"])
         return (
             f"*Not measured yet: `unlatch compare studies/{name}.toml`. {said}: {len(told['cases'])} cases, about "
@@ -874,7 +865,7 @@ def foretold(name: str, folder: Path = STUDIES) -> str:
     left_out = len(told["cases"]) - len(cases)
     rest = f" {left_out} cases have no result (yet)." if left_out else ""
     return (
-        f"{table(heads, rows, words=2)}\n\n{_verdicts(judged(shares, told))}\n\n"
+        f"{table(heads, rows, words=2)}\n\n{_verdicts(judged(_report(name, folder, 'accuracy'), told))}\n\n"
         f"{said}; runs from `{report.command}`.{rest}"
     )
 
@@ -896,9 +887,9 @@ def _verdicts(cases: Sequence[Judged]) -> str:
 
 def grid(name: str, folder: Path = STUDIES) -> str:
     """Differences to the baselines; a star where zero is outside of the 95 % interval."""
-    report = _found(name, folder)
-    if report is None:
-        return f"*Not measured yet: `unlatch compare studies/{name}.toml`.*"
+    report = _report(name, folder)
+    if missing := _unmeasured(report):
+        return missing
     cells: dict[str, dict[str, str]] = {}
     columns: dict[str, None] = {}
     for case in report.cases:

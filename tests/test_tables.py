@@ -247,6 +247,27 @@ def test_a_study_that_is_half_done_tells_what_is_missing(tmp_path: Path) -> None
     assert verdict == "**not held**"
 
 
+def test_verdicts_on_papers_know_divergence_and_the_least_difference_that_accuracies_show(tmp_path: Path) -> None:
+    results, studies = tmp_path / "benchmarks" / "results", tmp_path / "studies"
+    (studies / "results").mkdir(parents=True)
+    cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "the same"\n'
+    cases += '[[case]]\nlabel = "{method.name}, K=2"\nmethod.name = ["dtr", "dtrp"]\nrun.stages = 2\n'
+    study = studies / "cifar-full.toml"
+    study.write_text(f'[study]\nseeds = 3\nbaseline = "bp"\n[model]\nname = "mlp"\n{cases}')
+    # One sample of 100 less on all seeds, in numbers that are not the same to the last bit.
+    scores = {"bp": (0.9, 0.91, 0.92), "the same": (0.9, 0.91, 0.92), "dtrp, K=2": (0.89, 0.90, 0.91)}
+    lines = [
+        {"digest": run.digest, "status": "finished" if run.label in scores else "diverged"}
+        | {"evaluation": {"accuracy": scores.get(run.label, (0.1,) * 3)[run.seed], "samples": 100}}
+        for run in load_study(study).runs()
+    ]
+    (studies / "results" / "cifar-full.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ours = next(row[3] for row in claims.paper("dtr", results) if row[0] == "Figure 8, Table 3")
+    assert "CIFAR-10, 3 epochs, dtr, K=2: diverged *(not held)*" in ours
+    # 4.303 standard errors of a third of a sample.
+    assert "CIFAR-10, 3 epochs, dtrp, K=2: -1.00 (-2.43 to +0.43) *(undecided)*" in ours
+
+
 def test_pictures_of_the_papers_are_those_of_the_result_files() -> None:
     figures = docs_script("make_paper_figures")
     for name in figures.PICTURES:

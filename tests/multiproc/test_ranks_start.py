@@ -108,3 +108,8 @@ def test_an_error_before_there_is_a_run_is_told_to_the_others(ranks2):
     below, above = ranks2.run(fault_jobs.reported, start_jobs.start, "fail", "shaking hands", 1, fault_jobs.NEVER)
     assert below == "PeerLost: rank 1 (starting) stopped: boom at the start"
     assert above == "ConfigError: boom at the start"
+
+
+def test_a_program_that_cannot_begin_is_told_and_not_waited_for(greenhouse: Greenhouse) -> None:
+    with pytest.raises(ChildProcessError, match="nowhere"):
+        greenhouse.program(["-c", ""], {}, 1, 2, network="nowhere")

@@ -96,7 +96,7 @@ def _written(folder: Path, accuracy: dict[str, list[float]], diverged: str = "")
     asked = load_study(path)
     lines = [
         {"digest": run.digest, "status": "diverged" if run.label == diverged else "finished"}
-        | {"evaluation": {"accuracy": accuracy[run.label][run.seed]}}
+        | {"evaluation": {"accuracy": accuracy[run.label][run.seed], "samples": 1000.0}}
         for run in asked.runs()
     ]
     (folder / "results" / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -141,3 +141,12 @@ def test_a_case_that_was_changed_since_is_not_judged_and_one_that_diverged_is(tm
     lines = [json.loads(line) for line in (tmp_path / "results" / "a.jsonl").read_text().splitlines()]
     cases = judged(study_report(load_study(path), lines, "x, bp", ""), told)
     assert [(case.foretold["case"], case.worse) for case in cases] == [("x, 2", math.inf), ("x, 3", 0.0)]
+
+
+def test_beside_a_baseline_that_diverged_nothing_is_judged(tmp_path: Path) -> None:
+    path = _written(tmp_path, {f"x, {n}": [0.9] * 3 for n in ("bp", 1, 2, 3)}, diverged="x, 2")
+    told = read_foretold(tmp_path / "results" / "a.predicted.json")
+    assert told is not None
+    lines = [json.loads(line) for line in (tmp_path / "results" / "a.jsonl").read_text().splitlines()]
+    lines[0]["status"] = "diverged"
+    assert judged(study_report(load_study(path), lines, "x, bp", ""), told) == []

@@ -114,7 +114,10 @@ class Greenhouse:
             line = self.start()
             socket.send_fds(line, [_SIZE.pack(len(asked))], opened)
             line.sendall(asked)
-            return Adopted(*_BORN.unpack(_read(line, _BORN.size)))
+            pid, copy = _BORN.unpack(_read(line, _BORN.size))
+        if not pid:
+            raise ChildProcessError(f"{what.__name__}{details} failed before it was born")
+        return Adopted(pid, copy)
 
     def close(self) -> None:
         if self._line is not None and self._process is not None:
@@ -204,7 +207,8 @@ def _serve(line: socket.socket) -> None:
             return
         os.waitpid(between, 0)
         os.close(tells)
-        line.sendall(os.read(told, _BORN.size))
+        # Nobody is born if it fails before, and whoever asks would wait for ever.
+        line.sendall(os.read(told, _BORN.size) or _BORN.pack(0, 0))
         for one in (told, *opened):
             os.close(one)
 

@@ -77,7 +77,7 @@ def read_foretold(path: Path) -> dict[str, Any] | None:
 
 
 def judged(report: StudyReport, foretold: Mapping[str, Any]) -> list[Judged]:
-    """The cases of a file that have results, or diverged; those that have neither, or have changed since, are left out.
+    """The cases of a file that have results, or diverged beside a baseline that did not; not those changed since.
 
     **Arguments:** `foretold`: what `read_foretold` gives.
     """
@@ -94,10 +94,12 @@ def judged(report: StudyReport, foretold: Mapping[str, Any]) -> list[Judged]:
 
 
 def _worse(report: StudyReport, case: CaseFound) -> float | None:
+    if report.base_of(case).flaws:
+        return None
     if case.diverged:
         return math.inf
     pairs = report.against(case)
-    if pairs is None or not case.is_result or pairs.seeds < ENOUGH:
+    if pairs is None or report.why_none(case) is not None:
         return None
     return -pairs.mean if _more_is_better(report.study) else pairs.mean
 
