@@ -87,6 +87,13 @@ class Hostile:
         return os.system, ("touch ran",)
 
 
+class Unfilled:
+    """An array that a pickle begins and never says the content of."""
+
+    def __reduce__(self):
+        return np.zeros(0).__reduce__()[:2]
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -103,6 +110,7 @@ class Hostile:
             lambda f: write(f, val_data={**good(), "data": np.zeros((5, 9), np.uint8)}),
             r"shape \(images, 3072\)",
         ),
+        (lambda f: write(f, val_data={**good(), "data": Unfilled()}), r"shape \(images, 3072\)"),
         (lambda f: write(f, val_data={**good(), "labels": [1]}), "5 images, 1 labels; expected as many"),
         (lambda f: write(f, val_data={**good(), "labels": [0, 1, 2, 3, 4]}), "labels from 0 to 4, expected 1 to 1000"),
         (lambda f: write(f, val_data=[1]), "holds a list: expected a dictionary"),

@@ -47,11 +47,12 @@ class _Dtype:
 
 
 class PickledArray:
-    """An array of numbers found in a pickle, in `value`."""
+    """An array of numbers found in a pickle, in `value`; empty if the pickle never says what is in it."""
 
     __slots__ = ("value",)
 
-    value: NDArray[Any]
+    def __init__(self) -> None:
+        self.value: NDArray[Any] = np.empty(0)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, raw = state
