@@ -198,6 +198,26 @@ _PETRA = inversion(
 )
 
 #: By the name of a study.
+def defaults_hold(report: StudyReport) -> Answer:
+    """Which methods keep what is asked of their defaults: no loss shown at 2 stages, less than a point lost at 4."""
+    asked: dict[int, tuple[str, Callable[[Paired], bool]]] = {
+        2: ("not below bp beyond chance", lambda found: not (found.apart and found.mean < 0)),
+        4: ("less than a point below bp, in the mean", lambda found: found.mean > -0.01),
+    }
+    rows = []
+    for stages, (what, kept) in asked.items():
+        said: dict[bool | None, list[str]] = {True: [], False: [], None: []}
+        for case in report.cases:
+            if f"K={stages}" not in case.label.split(", "):
+                continue
+            found = None if report.why_none(case) else report.against(case)
+            said[None if found is None else kept(found)].append(
+                f"{case.label.replace(f', K={stages}', '')}{f' ({_points(found)})' if found else ''}"
+            )
+        rows.append([str(stages), what, *("; ".join(said[answer]) or "-" for answer in (True, False, None))])
+    return ["stages", "asked", "held", "missed", "no result"], rows, ["A star: zero is outside of the 95 % interval."]
+
+
 ANSWERS: dict[str, Callable[[StudyReport], Answer]] = {
     "digits-stages": starts_to_lose,
     "digits-petra": _PETRA,
@@ -208,4 +228,5 @@ ANSWERS: dict[str, Callable[[StudyReport], Answer]] = {
     "digits-petra-depth": by_depth,
     "digits-layerpipe": replaces_the_stash,
     "fashion-layerpipe": replaces_the_stash,
+    "cifar-full": defaults_hold,
 }

@@ -328,6 +328,20 @@ def test_the_answer_of_a_study_says_what_inversion_costs(tmp_path: Path, at_16: 
     assert said in told
 
 
+def test_the_answer_of_a_study_says_which_defaults_hold(tmp_path: Path) -> None:
+    lost = {"pipedream, K=2": 0.02, "dtr, K=2": 0.001, "pipedream, K=4": 0.011, "dtr, K=4": 0.009}
+
+    def worth(label: str, seed: int) -> float:
+        return 0.7 + 0.01 * seed - lost.get(label, 0.0) * (1 + 0.1 * seed)
+
+    held, missed = {}, {}
+    for row in _told(tmp_path, "cifar-full", worth).splitlines()[2:4]:
+        _, stages, _, held[stages], missed[stages], *_ = (cell.strip() for cell in row.split("|"))
+    assert missed == {"2": "pipedream (-2.20 *)", "4": "pipedream (-1.21 *)"}
+    assert "dtr (-0.99 *); dtrp (+0.00); fdg (+0.00)" in held["4"]
+    assert held["2"].startswith("dtr (-0.11); dtrp (+0.00)")
+
+
 def test_an_answer_says_that_nothing_was_measured_and_knows_its_studies(tmp_path: Path) -> None:
     (tmp_path / "digits-stages.toml").write_text((ROOT / "studies" / "digits-stages.toml").read_text(encoding="utf-8"))
     assert (
