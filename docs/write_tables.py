@@ -904,12 +904,15 @@ def grid(name: str, folder: Path = STUDIES) -> str:
     columns: dict[str, None] = {}
     for case in report.cases:
         found = report.against(case)
-        if found is None:
+        if case.diverged:
+            text = "diverged"
+        elif found is None:
             continue
+        else:
+            text = f"{found.mean:+.3f}{' *' if found.apart else ''}" if report.why_none(case) is None else "-"
         column, _, row = case.labels[0].partition(", ")
         columns[column] = None
-        text = f"{found.mean:+.3f}{' *' if found.apart else ''}" if report.why_none(case) is None else "-"
-        cells.setdefault(row, {})[column] = "diverged" if case.diverged else text
+        cells.setdefault(row, {})[column] = text
     rows = [[row, *(by.get(column, "") for column in columns)] for row, by in cells.items()]
     return f"{table([f'{report.study.measure}, to bp', *columns], rows)}\n\nFrom `{report.command}`."
 
