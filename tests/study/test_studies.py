@@ -232,6 +232,12 @@ def test_a_request_to_stop_while_a_job_starts_left_a_process_that_was_waited_for
     assert len(started) == 2
 
 
+def test_folders_of_one_machine_were_kept_with_the_results(study, compare, lines):
+    path = study('[[case]]\nlabel = "bp"\n', head="seeds = 1")
+    assert compare(path, "--out", "elsewhere", "--data-dir", "/my/data").exit_code == 0
+    assert [line["command"] for line in lines("elsewhere")] == [f"unlatch compare {path} --data-dir DIR"]
+
+
 def test_two_processes_do_not_write_the_same_results(study, compare, tmp_path):
     path = study('[[case]]\nlabel = "bp"\n')
     Path("results").mkdir()

@@ -63,7 +63,7 @@ def conduct(request: Request) -> None:
         return
     if request.predict:
         done = len(_settled(read_results(folder / f"{study.name}.jsonl")))
-        foretell(replace(study, baseline=_baseline(request, study)), folder, done, command_of(request), console)
+        foretell(replace(study, baseline=_baseline(request, study)), folder, done, _kept_command(request), console)
         return
     with Results(folder / f"{study.name}.jsonl") as results:
         missing = [run for run in wanted if run.digest not in _settled(results.rows)]
@@ -89,6 +89,11 @@ def command_of(request: Request) -> str:
     flags["--jobs"] = request.jobs if request.jobs > 1 else None
     words += [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     return shlex.join([*words, *(["--predict"] if request.predict else [])])
+
+
+def _kept_command(request: Request) -> str:
+    """The same for results, which others read: folders of this machine mean nothing to them."""
+    return command_of(replace(request, out=None, data_dir=None if request.data_dir is None else "DIR"))
 
 
 def _check(request: Request, study: Study) -> None:
@@ -171,7 +176,7 @@ def _jobs(request: Request, study: Study, missing: list[PlannedRun], scratch: Pa
         shared = run.config.model_dump(
             mode="json", exclude_none=True, exclude={"run": {"seed", "out"}, "data": {"dir"}}
         )
-        key |= {"settings": shared, "command": command_of(request), "jobs": request.jobs}
+        key |= {"settings": shared, "command": _kept_command(request), "jobs": request.jobs}
         config = cuts.applied(run.config)
         folder = str((scratch / run.digest).absolute())
         yield Job(key, config, folder, study.probe, study.recalibrate, tuple(also_searched()))
