@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from functools import partial
@@ -16,6 +17,8 @@ import unlatch
 from small_nets import CONV_SPLITS, conv_net, images, on_plain_nets, tanh_net, vectors
 
 Outcome = dict[str, Any]
+#: What a stage may hold of a batch.
+TENSORS, PAGES = 24, 1024
 
 
 def falling(update: int) -> float:
@@ -193,3 +196,17 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
         found.append("names of the state")
     found += [name for name, t in states[0].items() if not torch.equal(t, states[1][name])]
     return found
+
+
+def faults_of_a_batch() -> int:
+    """Page faults of allocating, writing and freeing what a stage may hold, once that has been done before."""
+
+    def batch() -> None:
+        held = [torch.empty(PAGES * 4096, dtype=torch.uint8).fill_(1) for _ in range(TENSORS)]
+        held.clear()
+
+    batch()
+    batch()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    batch()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -22,6 +22,7 @@ import torch
 from ..errors import ConfigError, Interrupted, PeerLost, StageFailed
 from .ending import end_all
 from .meeting import join_group
+from .memory import keep_freed_memory
 from .notes import SECRET
 from .parcel import survives
 from .reports import open_line, report
@@ -63,6 +64,7 @@ def serve(line: Connection, place: Place) -> None:
     _leave_signals_to_the_parent()
     _end_with(place.parent, place.bound)
     torch.set_num_threads(place.threads)
+    keep_freed_memory()
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(place.port),

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from .calls import Calls, out_of_step
 from .health import Health
 from .meeting import join_group, start_limit, start_name
+from .memory import keep_freed_memory
 from .notes import SECRET
 from .together import Alarm, together
 
@@ -162,6 +163,7 @@ def current_world(distributed: bool | None = None, stall_limit: float = 60.0) ->
         join_group(stall_limit=stall_limit)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return World()
+    keep_freed_memory()
     health = Health(
         f"{start_name()}/{next(_numbers)}",
         dist.get_rank(),
