@@ -22,6 +22,7 @@ from ..plan.model_costs import model_costs
 from ..plan.networks import mac_costs, network_shapes, systolic_costs
 from ..schedule.channel import FREE, Channel
 from ..schedule.machine import Machine
+from ..transport.memory import keep_freed_memory
 from .cost_flags import CostSource
 from .prepare import build_model, loaders, model_options
 from .settings import read_settings
@@ -102,6 +103,8 @@ def _own_model(conf: Path, how: str, data_dir: str | None) -> Layers:
     if how == "mac":
         costs = group_costs(model_costs(blocks, x), blocks, spans)
         return Layers(costs, config.data.batch_size, linear, optimizer)
+    # As ranks do, which the plan is for.
+    keep_freed_memory()
     whole = grouped_profile(profile(blocks, x, precision=precision), spans)
     # Small parts of a batch cost more than their share, and how much more decides whether micro-batches pay.
     parts = min(_PARTS, batch_size(x) // 2)

@@ -14,6 +14,7 @@ from ..errors import ConfigError, Interrupted
 from ..io.checkpoints import Checkpoints
 from ..io.run_folder import checkpoints_in
 from ..train import Run, Trainer
+from ..transport.memory import keep_freed_memory
 from ..transport.restarts import restarts
 from ..transport.signals import heeding_signals
 from .console import people
@@ -62,6 +63,7 @@ def train_session(
     **Returns:** the summary that is also written to `summary.json`, on every rank.
     """
     torch.set_num_threads(prepared.config.run.threads)
+    keep_freed_memory()
     with all_ranks() as world:
         reads = world.rank == 0 or prepared.method.reads_on_every_rank
         train, test = (data or loaders(prepared.config)) if reads else (None, None)
