@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from recording import Optimizers, RecordingSGD, feed
 from small_nets import tanh_net, vectors
 from unlatch.errors import ConfigError, DataError, PeerLost, PlanError, StageFailed, TransportError
 from unlatch.plan.layer_costs import LayerCost
+from unlatch.runtime.metering import PeakMeter
 from unlatch.schedule import Periodic, buffers, steady_buffers, streams, ticked
 from unlatch.transport.mail import FORWARD, Message
 from unlatch.transport.wire import open_envelope, seal
@@ -307,3 +309,14 @@ def test_costs_of_layerpipe_from_a_settings_file_ended_in_a_type_error():
         unlatch.methods.LayerPipe(costs=[{"name": "0"}])
     with pytest.raises(ConfigError, match="layerpipe: costs is a file or a list of layers"):
         unlatch.methods.LayerPipe(costs=3)
+
+
+def test_a_metered_graph_that_never_went_backward_stayed_in_memory():
+    """Its saved outputs held the graph that held them, where no collector looks."""
+    meter = PeakMeter([])
+    with meter.measuring():
+        output = torch.randn(8, 4, requires_grad=True).relu()
+    assert meter.peak == 8 * 4 * 4
+    gone = weakref.ref(output)
+    del output
+    assert gone() is None

@@ -64,7 +64,8 @@ class PeakMeter:
             if self._count[storage.data_ptr()] == 1:
                 self._live += storage.nbytes()
                 self.peak = max(self.peak, self._live)
-        return _Held(t, self)
+        # An output would hold the graph that holds it, and a graph that nobody takes backward would stay for good.
+        return _Held(t.detach(), self)
 
     def release(self, t: Tensor) -> None:
         """Count it off again."""
