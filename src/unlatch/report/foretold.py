@@ -20,7 +20,8 @@ from ..config.study import Study
 from ..errors import ConfigError
 from ..io.json_file import read_json
 from .paired import ENOUGH
-from .study import CaseFound, StudyReport
+from .study import StudyReport
+from .study_case import CaseFound
 
 __all__ = ["RANKINGS", "Correlation", "Judged", "correlations", "judged", "kendall", "read_foretold", "spearman"]
 

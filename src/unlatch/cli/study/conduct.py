@@ -214,7 +214,8 @@ class _Cuts:
 
 
 def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any]], console: Console) -> None:
-    from ...report.study import study_report, write_study
+    from ...report.study import study_report
+    from ...report.study_page import write_study
 
     whole = command_of(replace(request, only=None))
     report = study_report(study, rows, _baseline(request, study), whole)
