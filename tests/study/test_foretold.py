@@ -115,7 +115,7 @@ def _said(*shares: float) -> list[Judged]:
 
 
 def test_tables_of_what_was_foretold(tmp_path: Path) -> None:
-    tables = docs_script("write_tables")
+    tables = docs_script("result_tables.studies")
     found = {"x, bp": [0.9] * 3, "x, 1": [0.9, 0.89, 0.88], "x, 2": [0.8] * 3, "x, 3": [0.8, 0.7, 0.75]}
     _written(tmp_path, found)
     text = tables.foretold("a", tmp_path)
@@ -141,7 +141,7 @@ def test_a_case_that_was_changed_since_is_not_judged_and_one_that_diverged_is(tm
     lines = [json.loads(line) for line in (tmp_path / "results" / "a.jsonl").read_text().splitlines()]
     cases = judged(study_report(load_study(path), lines, "x, bp", ""), told)
     assert [(case.foretold["case"], case.worse) for case in cases] == [("x, 2", math.inf), ("x, 3", 0.0)]
-    assert "| 2 | diverged |" in docs_script("write_tables").grid("a", tmp_path)
+    assert "| 2 | diverged |" in docs_script("result_tables.studies").grid("a", tmp_path)
 
 
 def test_beside_a_baseline_that_diverged_nothing_is_judged(tmp_path: Path) -> None:
