@@ -89,7 +89,7 @@ class Studied:
     def diverged(self, label: str, other: str | None = None) -> bool:
         """Whether a case did where what it stands against did not."""
         cases = {name: case for case in self._report.cases for name in case.labels}
-        if label not in cases or not cases[label].diverged:
+        if label not in cases or not cases[label].missed("diverged"):
             return False
         beside = self._report.base_of(cases[label]) if other is None else cases.get(other)
         return beside is not None and beside.is_result

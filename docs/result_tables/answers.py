@@ -81,13 +81,13 @@ def starts_to_lose(report: StudyReport) -> Answer:
 def _cell(report: StudyReport, case: CaseFound | None) -> str:
     if case is None or not case.lines:
         return "-"
-    if case.diverged:
+    if case.missed("diverged"):
         return "diverged"
     return _points(report.against(case)) if report.why_none(case) is None else "-"
 
 
 def _lost(report: StudyReport, case: CaseFound) -> bool:
-    if case.diverged:
+    if case.missed("diverged"):
         return not report.base_of(case).flaws
     found = report.against(case) if report.why_none(case) is None else None
     return found is not None and found.apart and found.mean < 0

@@ -177,7 +177,7 @@ def grid(name: str, folder: Path = STUDIES) -> str:
     columns: dict[str, None] = {}
     for case in report.cases:
         found = report.against(case)
-        if case.diverged:
+        if case.missed("diverged"):
             text = "diverged"
         elif found is None:
             continue

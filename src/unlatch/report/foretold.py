@@ -97,7 +97,7 @@ def judged(report: StudyReport, foretold: Mapping[str, Any]) -> list[Judged]:
 def _worse(report: StudyReport, case: CaseFound) -> float | None:
     if report.base_of(case).flaws:
         return None
-    if case.diverged:
+    if case.missed("diverged"):
         return math.inf
     pairs = report.against(case)
     if pairs is None or report.why_none(case) is not None:

@@ -59,11 +59,6 @@ class CaseFound:
         return [seed for seed, line in self.lines.items() if line["status"] == status]
 
     @property
-    def diverged(self) -> bool:
-        """Whether any of its runs did."""
-        return any(line["status"] == "diverged" for line in self.lines.values())
-
-    @property
     def flaws(self) -> list[str]:
         """Why its runs are no result however many there are: those that are left would flatter it."""
         found = [f"{len(seeds)} {status}" for status in ("diverged", "failed") if (seeds := self.missed(status))]
