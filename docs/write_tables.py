@@ -13,7 +13,6 @@ and go on with (rows).
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -25,14 +24,12 @@ import paper_claims
 from result_tables import accuracy, memory, simulated, speeds
 from result_tables.accuracy import PAIRS, pairs
 from result_tables.decisions import decisions
-from result_tables.common import table
+from result_tables.common import RESULTS, ROOT, result, sourced, table
 from result_tables.methods import method_table
 from result_tables.speeds import split_pays
 from result_tables.studies import STUDY_TABLES, digits
 from unlatch.io.results import read_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 MARKED = re.compile(r"<!-- table: ([\w-]+) -->\n(.*?)<!-- end of table -->", re.S)
 
@@ -70,22 +67,20 @@ def made(name: str, results: Path = RESULTS) -> str:
     for kind, make in STUDY_TABLES.items():
         if name.startswith(f"{kind}-"):
             return make(name.removeprefix(f"{kind}-"))
-    if name in PAIRS:
-        file, label, base = PAIRS[name]
-        command = json.loads((results / f"{file}.json").read_text(encoding="utf-8"))["command"]
-        beside = name.partition("-beside-")[2] or "bp"
-        return f"{pairs(label, base, read_results(results / f'{file}.jsonl'), beside)}\n\nFrom `{command}`."
     if name in COMBINED:
         return COMBINED[name](results)
-    if name not in TABLES:
+    if name not in TABLES and name not in PAIRS:
         raise SystemExit(f"there is no table {name!r}; known: {', '.join((*TABLES, *PAIRS, *COMBINED))}")
-    file, make_of = TABLES[name]
-    path = results / f"{file}.json"
-    if not path.is_file():
+    file = TABLES[name][0] if name in TABLES else PAIRS[name][0]
+    found = result(file, results)
+    if found is None:
         return f"*Not measured yet: there is no result file `{file}.json`.*"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    command = found.get("command", f"python benchmarks/{file}.py")
-    return f"{make_of(found)}\n\nFrom `{command}`."
+    if name in TABLES:
+        text = TABLES[name][1](found)
+    else:
+        _, label, base = PAIRS[name]
+        text = pairs(label, base, read_results(results / f"{file}.jsonl"), name.partition("-beside-")[2] or "bp")
+    return sourced(text, [found.get("command", f"python benchmarks/{file}.py")])
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from result_tables.common import median_text
+
 from unlatch.report.paired import Paired, paired
 
 from .evidence import Evidence, Missing, Studied
@@ -94,7 +96,7 @@ def _judged(found: Studied, on: str, pairs: Mapping[str, str | None], rule: Call
 def benchmarked(
     file: str,
     on: str,
-    label: Callable[[dict[str, Any]], str],
+    label: Callable[[Mapping[str, Any]], str],
     pairs: Mapping[str, str],
     evidence: Evidence,
 ) -> Iterable[Case]:
@@ -115,7 +117,7 @@ def measured_speed(file: str, names: Sequence[str], evidence: Evidence) -> Itera
         if ratio is None:
             missing.append(name)
             continue
-        yield Case(f"{name}: {range_text(ratio)} times one process", holds(ratio["min"] > 1))
+        yield Case(f"{name}: {median_text(ratio)} times one process", holds(ratio["min"] > 1))
     if missing:
         # All at once, since rounds are interleaved and the file is written anew.
         ours = [name.removeprefix("unlatch ") for name in found["ratio"] if name.startswith("unlatch ")]
@@ -128,12 +130,8 @@ def faster(name: str, other: str, evidence: Evidence) -> Iterable[Case]:
     ratio = evidence.file("pipeline_speed", "python benchmarks/pipeline_speed.py --model resnet20")["ratio"]
     ours, theirs = ratio[name], ratio[other]
     apart = ours["min"] > theirs["max"] or ours["max"] < theirs["min"]
-    told = f"{name} {range_text(ours)}, {other} {range_text(theirs)}"
+    told = f"{name} {median_text(ours)}, {other} {median_text(theirs)}"
     yield Case(f"ResNet-20: {told}", holds(ours["median"] > theirs["median"]) if apart else UNDECIDED)
-
-
-def range_text(ratio: Mapping[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
 
 def rises(values: Sequence[float]) -> list[bool]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from result_tables.common import by_seed, result
 
 from unlatch.config.study import load_study
 from unlatch.io.results import read_results
@@ -30,23 +31,19 @@ class Evidence:
 
     def file(self, name: str, command: str | None = None) -> dict[str, Any]:
         """A result file of `benchmarks/`."""
-        path = self.results / f"{name}.json"
-        if not path.is_file():
-            raise Missing(command or f"python benchmarks/{name}.py")
         if name not in self._read:
-            self._read[name] = json.loads(path.read_text(encoding="utf-8"))
-        found: dict[str, Any] = self._read[name]
+            self._read[name] = result(name, self.results)
+        found: dict[str, Any] | None = self._read[name]
+        if found is None:
+            raise Missing(command or f"python benchmarks/{name}.py")
         return found
 
-    def runs(self, name: str, label: Callable[[dict[str, Any]], str]) -> dict[str, dict[int, float]]:
+    def runs(self, name: str, label: Callable[[Mapping[str, Any]], str]) -> dict[str, dict[int, float]]:
         """Accuracies in percent by label and seed, of a benchmark with a line per run."""
         path = self.results / f"{name}.jsonl"
         if not path.is_file():
             raise Missing(f"python benchmarks/{name}.py --data-dir DIR")
-        found: dict[str, dict[int, float]] = {}
-        for run in read_results(path):
-            found.setdefault(label(run), {})[run["seed"]] = run["accuracy"]
-        return found
+        return by_seed(read_results(path), label)
 
     def study(self, name: str) -> Studied:
         """What a study found."""
@@ -66,9 +63,8 @@ class Studied:
     """Cases of a study by label, as far as all their seeds came to an end."""
 
     def __init__(self, file: Path, lines: Sequence[Any], command: str) -> None:
-        asked = load_study(file)
         self.command = command
-        self._report = study_report(asked, lines, asked.baseline or asked.cases[0].label, command)
+        self._report = study_report(load_study(file), lines, command=command)
 
     @cached_property
     def _cases(self) -> dict[str, CaseFound]:

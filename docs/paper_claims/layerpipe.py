@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from result_tables.common import median_text
+
 from unlatch import methods
 
-from .claims import NO_CIFAR100, Claim, against, faster, range_text
+from .claims import NO_CIFAR100, Claim, against, faster
 from .evidence import DIGITS, Evidence
 from .rules import Case, as_good, holds, near
 
@@ -31,7 +33,7 @@ def traffic(evidence: Evidence) -> Iterable[Case]:
 
 def measured_gain(evidence: Evidence) -> Iterable[Case]:
     found = evidence.file("layerpipe_speed")["speedup"]
-    yield Case(f"{range_text(found)} times pipedream on layers of costs 1:2:4:3", holds(found["min"] > 1))
+    yield Case(f"{median_text(found)} times pipedream on layers of costs 1:2:4:3", holds(found["min"] > 1))
 
 
 def delay_law(_: Evidence) -> Iterable[Case]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+
+from result_tables.accuracy import petra_case
 
 from unlatch.report.paired import paired
 
@@ -70,11 +71,6 @@ def closer_gradients(evidence: Evidence) -> Iterable[Case]:
         yield Case(f"K={stages}: cosine {petra:.3f}, inputs kept {dsp:.3f}", holds(petra >= dsp))
 
 
-def _petra_case(run: dict[str, Any]) -> str:
-    chosen = ", choice" if run["phase"] != "test" else ""
-    return f"{run['task']}, K={run['stages']}, {run['method']}{chosen}"
-
-
 _PETRA_DATA = {"digits": DIGITS, "cifar": "10,000 images"}
 _BUFFERS = {
     f"petra: inputs store, weights current, k={k}": f"petra: inputs reverse, weights stash, k={k}" for k in (1, 4, 16)
@@ -103,7 +99,7 @@ PETRA = (
                 benchmarked,
                 "petra_accuracy",
                 "10,000 images",
-                _petra_case,
+                petra_case,
                 {
                     "cifar10, K=4, petra M=4 1f1b": "cifar10, K=1, bp",
                     "cifar10, K=11, petra M=8 geometric 1f1b": "cifar10, K=1, bp",

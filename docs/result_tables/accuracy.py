@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unlatch.report.paired import paired
 
-from .common import table
+from .common import by_seed, table
 
 
 def pairs(
-    label: Callable[[dict[str, Any]], str],
+    label: Callable[[Mapping[str, Any]], str],
     base: Callable[[str], str],
-    runs: Sequence[dict[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
     beside: str = "bp",
 ) -> str:
     """Runs of a benchmark over equal seeds, in pairs. Fewer than three seeds are no row; the same numbers are one.
 
     **Arguments:** `label`: what a run is of; `base`: the label of what it is compared with, in words `beside`.
     """
-    found: dict[str, dict[int, float]] = {}
-    losses: dict[str, dict[int, float]] = {}
-    for run in runs:
-        found.setdefault(label(run), {})[run["seed"]] = run["accuracy"]
-        losses.setdefault(label(run), {})[run["seed"]] = run["loss"]
+    found, losses = by_seed(runs, label), by_seed(runs, label, "loss")
     rows: dict[tuple[float, ...], list[str]] = {}
     for name, values in found.items():
         both = paired(values, found[base(name)])
@@ -84,8 +80,15 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "petra-cosines": ("petra_exactness", petra_cosines),
     "advice-digits": ("advice_check", advice),
 }
+
+def petra_case(run: Mapping[str, Any]) -> str:
+    """What a run of `petra_accuracy` is of."""
+    chosen = ", choice" if run["phase"] != "test" else ""
+    return f"{run['task']}, K={run['stages']}, {run['method']}{chosen}"
+
+
 #: Of benchmarks with a line per run: the result files, what a run is of, and what that is compared with.
-PAIRS: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[str], str]]] = {
+PAIRS: dict[str, tuple[str, Callable[[Mapping[str, Any]], str], Callable[[str], str]]] = {
     "accuracy-auxnet": ("auxnet_accuracy", lambda run: run["setting"], lambda _: "bp"),
     "accuracy-auxnet-beside-shallow": (
         "auxnet_accuracy",
@@ -95,9 +98,7 @@ PAIRS: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[str], str
     ),
     "accuracy-petra": (
         "petra_accuracy",
-        lambda run: (
-            f"{run['task']}, K={run['stages']}, {run['method']}" + (", choice" if run["phase"] != "test" else "")
-        ),
+        petra_case,
         lambda name: f"{name.partition(',')[0]}, K=1, bp",
     ),
 }

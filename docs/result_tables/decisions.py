@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from unlatch.io.results import read_results
 from unlatch.report.paired import paired
 
 from .accuracy import PAIRS
-from .common import table
+from .common import by_seed, result, table
 from .methods import own_ratios
 from .studies import study_points
 
@@ -144,9 +143,8 @@ def _facts(results: Path) -> dict[str, Any]:
         "scale": ("scale", _won),
     }
     for name, (file, pick) in sources.items():
-        path = results / f"{file}.json"
-        if path.is_file():
-            facts[name] = pick(json.loads(path.read_text(encoding="utf-8")))
+        if (one := result(file, results)) is not None:
+            facts[name] = pick(one)
     for name, study in {"digits": "digits-methods", "cifar": "cifar-full", "text": "shakespeare"}.items():
         found = study_points(study, results.parents[1] / "studies")
         facts |= {name: found} if found else {}
@@ -158,9 +156,7 @@ def _paired_facts(results: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for name, table_name in (("petra", "accuracy-petra"), ("auxnet", "accuracy-auxnet")):
         file, label, base = PAIRS[table_name]
-        found: dict[str, dict[int, float]] = {}
-        for run in read_results(results / f"{file}.jsonl"):
-            found.setdefault(label(run), {})[run["seed"]] = run["accuracy"]
+        found = by_seed(read_results(results / f"{file}.jsonl"), label)
         both = {of: paired(values, found[base(of)]) for of, values in found.items()}
         told = {of: one for of, one in both.items() if one is not None and one.is_result}
         facts |= {name: told} if told else {}

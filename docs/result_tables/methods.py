@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from unlatch.report.paired import ENOUGH
 
-from .common import table
+from .common import result, sourced, table
 from .studies import study_points
 
 #: Methods with their page, idea, delay in micro-batches at stage k of K, and what is kept of a micro-batch.
@@ -44,16 +43,13 @@ METHOD_ROWS = (
 
 def method_table(results: Path) -> str:
     """Every method with what has been measured of it; a cell without a result stays empty, as with too few seeds."""
-
-    def found(file: str) -> dict[str, Any]:
-        path = results / f"{file}.json"
-        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return loaded
-
+    pipelines, reversible, demonstration = (
+        result(file, results) or {} for file in ("pipeline_speed", "pipeline_speed_revnet20", "demo")
+    )
     accuracy = study_points("digits-methods", results.parents[1] / "studies")
     # Reversible stages are measured on a network of their own; what they share with others counts on the usual one.
-    speed = own_ratios(found("pipeline_speed_revnet20")) | own_ratios(found("pipeline_speed"))
-    demo = {row["label"]: row for row in found("demo").get("rows", [])}
+    speed = own_ratios(reversible) | own_ratios(pipelines)
+    demo = {row["label"]: row for row in demonstration.get("rows", [])}
     rows = []
     for name, page, idea, delay, kept in METHOD_ROWS:
         points = pace = held = ""
@@ -72,10 +68,9 @@ def method_table(results: Path) -> str:
             pace = f"{speed[name]['median']:.2f}"
         rows.append([f"[`{name}`](docs/methods/{page}.md)", idea, delay, kept, points, pace, held])
     heads = ["method", "idea", "delay", "kept of a micro-batch", "accuracy", "speed", "memory"]
-    commands = [found(file).get("command") for file in ("pipeline_speed", "pipeline_speed_revnet20", "demo")]
+    commands = [found.get("command") for found in (pipelines, reversible, demonstration)]
     commands += ["unlatch compare studies/digits-methods.toml"] if accuracy else []
-    told = ", ".join(f"`{command}`" for command in commands if command)
-    return table(heads, rows, words=4) + (f"\n\nFrom {told}." if told else "")
+    return sourced(table(heads, rows, words=4), commands)
 
 
 def own_ratios(found: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from unlatch.report.paired import ENOUGH
 
-from .common import median_text, ratio_rows, table
+from .common import median_text, ratio_rows, result, sourced, table
 
 
 def speed(found: dict[str, Any]) -> str:
@@ -50,8 +49,7 @@ def many_ranks(found: dict[str, Any]) -> str:
     cells: dict[str, dict[int, str]] = {}
     for row in found["rows"]:
         share = row["of_ideal"]
-        text = f"{share['median']:.2f} ({share['min']:.2f} to {share['max']:.2f})"
-        cells.setdefault(row["method"], {})[row["ranks"]] = text
+        cells.setdefault(row["method"], {})[row["ranks"]] = median_text(share)
     rows = [[name, *(by.get(ranks, "-") for ranks in sizes)] for name, by in cells.items()]
     started = [f"{found['start'][str(ranks)]['seconds']['median']:.1f} s" for ranks in sizes]
     heads = ["share of ideal, median (range)", *(f"{ranks} ranks" for ranks in sizes)]
@@ -135,7 +133,7 @@ def wall_clock(found: dict[str, Any]) -> str:
                 f"{row['mean_accuracy']:.2f} % ({row['accuracy']['min']:.2f} to {row['accuracy']['max']:.2f})",
                 f"{row['target']:.2f} %",
                 "never" if when is None else f"{when['median']:.1f} s",
-                "-" if sooner is None else f"{sooner['median']:.2f} ({sooner['min']:.2f} to {sooner['max']:.2f})",
+                "-" if sooner is None else median_text(sooner),
                 f"{row['reached']} of {row['seeds']}",
             ]
         )
@@ -157,8 +155,7 @@ def split_pays(results: Path) -> str:
     """LayerPipe's tasks against PipeDream, network by network."""
     rows, commands = [], []
     for network, told in SPLIT_NETWORKS.items():
-        path = results / f"layerpipe_speed{network}.json"
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        found = result(f"layerpipe_speed{network}", results)
         if found is None:
             rows.append([told, "not measured yet", "", "", ""])
             continue
@@ -174,8 +171,7 @@ def split_pays(results: Path) -> str:
         )
         commands.append(found["command"])
     heads = ["2 ranks, one thread each", "layerpipe over pipedream", "range", "rounds", "theory"]
-    said = ", ".join(f"`{command}`" for command in dict.fromkeys(commands))
-    return table(heads, rows) + (f"\n\nFrom {said}." if said else "")
+    return sourced(table(heads, rows), commands)
 
 
 #: Ending of the result file, and what the network is.

@@ -16,9 +16,7 @@ from unlatch.report.foretold import Judged, correlations, judged, read_foretold
 from unlatch.report.study import StudyReport, study_report
 
 from .answers import ANSWERS
-from .common import table
-
-STUDIES = Path(__file__).parents[2] / "studies"
+from .common import STUDIES, sourced, table
 
 
 class Points(NamedTuple):
@@ -37,10 +35,9 @@ def study_points(name: str, studies: Path) -> dict[str, Points]:
     lines = read_results(studies / "results" / f"{name}.jsonl")
     if not lines:
         return {}
-    asked = load_study(studies / f"{name}.toml")
-    report = study_report(asked, lines, asked.baseline or asked.cases[0].label, "")
+    report = study_report(load_study(studies / f"{name}.toml"), lines)
     rows = [row for row in report.numbers() if row["is_result"] and row["interval_low"] is not None]
-    scale = 100 if asked.measure.endswith("accuracy") else 1
+    scale = 100 if report.study.measure.endswith("accuracy") else 1
     return {
         row["case"]: Points(
             scale * row["difference"], (scale * row["interval_low"], scale * row["interval_high"]), row["pairs"]
@@ -59,7 +56,7 @@ def digits(results: Path) -> str:
         for name in ("1f1b", "pipedream", "fdg", "dtr", "dtrp", "petra", "layerpipe", "dgl", "auxnet")
     ]
     heads = ["points to its own bp (95 % interval)", "2 stages", "4 stages"]
-    return f"{table(heads, rows)}\n\nFrom `unlatch compare studies/digits-methods.toml`."
+    return sourced(table(heads, rows), ["unlatch compare studies/digits-methods.toml"])
 
 
 def _report(name: str, folder: Path, measure: str | None = None) -> StudyReport:
@@ -69,7 +66,7 @@ def _report(name: str, folder: Path, measure: str | None = None) -> StudyReport:
         raise SystemExit(f"there is no study {name!r} in {folder}")
     lines, asked = read_results(folder / "results" / f"{name}.jsonl"), load_study(file)
     asked = asked if measure is None else replace(asked, measure=measure)
-    return study_report(asked, lines, asked.baseline or asked.cases[0].label, f"unlatch compare studies/{name}.toml")
+    return study_report(asked, lines, command=f"unlatch compare studies/{name}.toml")
 
 
 def _unmeasured(report: StudyReport) -> str | None:
@@ -187,7 +184,7 @@ def grid(name: str, folder: Path = STUDIES) -> str:
         columns[column] = None
         cells.setdefault(row, {})[column] = text
     rows = [[row, *(by.get(column, "") for column in columns)] for row, by in cells.items()]
-    return f"{table([f'{report.study.measure}, to bp', *columns], rows)}\n\nFrom `{report.command}`."
+    return sourced(table([f"{report.study.measure}, to bp", *columns], rows), [report.command])
 
 
 def _study_row(row: dict[str, Any], scale: float) -> list[str]:

@@ -15,11 +15,12 @@ from typing import Any
 
 from ..config.study import Study
 from ..io.space import bytes_text
+from ..methods import BASELINE
 from ..table import Table, number_text
 from .paired import ENOUGH, Paired, holm, paired
 from .study_case import CaseFound, Line
 
-__all__ = ["StudyReport", "study_report"]
+__all__ = ["StudyReport", "baseline_of", "study_report"]
 
 #: A difference is beyond chance if it is less likely than this without one.
 _RARE = 0.05
@@ -291,17 +292,29 @@ class StudyReport:
         return rows
 
 
-def study_report(study: Study, lines: Sequence[Line], baseline: str, command: str) -> StudyReport:
+def baseline_of(study: Study) -> str:
+    """The case that others are compared with: what the study says, else the first of plain backpropagation, else the
+    first one.
+    """
+    plain = (case.label for case in study.cases if case.config.method.name == BASELINE)
+    return study.baseline or next(plain, study.cases[0].label)
+
+
+def study_report(
+    study: Study, lines: Sequence[Line], baseline: str | None = None, command: str = ""
+) -> StudyReport:
     """Put the lines of a results file together, as far as they are of this study; the last of each run counts.
 
-    **Arguments:** `baseline`: the label of the case that those without a baseline of their own are compared with.
+    **Arguments:** `baseline`: the label of the case that those without a baseline of their own are compared with; by
+    default that of `baseline_of`.
     """
+    beside_all = baseline or baseline_of(study)
     newest = {line["digest"]: line for line in lines if "digest" in line}
     # Cases with the same settings and the same baseline are one row; with another baseline, another question.
     rows: dict[tuple[str, ...], list[str]] = {}
     for case in study.cases:
         digests = (study.run_of(case, seed).digest for seed in study.seeds)
-        rows.setdefault((case.baseline or baseline, *digests), []).append(case.label)
+        rows.setdefault((case.baseline or beside_all, *digests), []).append(case.label)
     cases = tuple(
         CaseFound(
             tuple(labels),

@@ -21,7 +21,6 @@ from ...io import durable
 from ...io.json_file import read_json
 from ...io.results import Results, read_results
 from ...lookup import also_searched, search_also
-from ...methods import BASELINE
 from ...problems import hint
 from ...table import Table
 from ..console import emit_json, people
@@ -62,8 +61,11 @@ def conduct(request: Request) -> None:
         _announce(console, study, wanted, read_results(folder / f"{study.name}.jsonl"))
         return
     if request.predict:
+        from ...report.study import baseline_of
+
         done = len(_settled(read_results(folder / f"{study.name}.jsonl")))
-        foretell(replace(study, baseline=_baseline(request, study)), folder, done, _kept_command(request), console)
+        compared = replace(study, baseline=request.baseline or baseline_of(study))
+        foretell(compared, folder, done, _kept_command(request), console)
         return
     with Results(folder / f"{study.name}.jsonl") as results:
         missing = [run for run in wanted if run.digest not in _settled(results.rows)]
@@ -221,7 +223,7 @@ def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any
     from ...report.study_page import write_study
 
     whole = command_of(replace(request, only=()))
-    report = study_report(study, rows, _baseline(request, study), whole)
+    report = study_report(study, rows, request.baseline, whole)
     page = write_study(report, folder / study.name)
     if request.as_json:
         emit_json({"page": str(page), "results": str(folder / f"{study.name}.jsonl"), **report.as_json()})
@@ -230,9 +232,3 @@ def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any
     for note in report.notes:
         console.print(note)
     console.print(f"page: {page}")
-
-
-def _baseline(request: Request, study: Study) -> str:
-    """What is asked for, else the first case of plain backpropagation, else the first one."""
-    plain = (case.label for case in study.cases if case.config.method.name == BASELINE)
-    return request.baseline or study.baseline or next(plain, study.cases[0].label)
