@@ -7,7 +7,7 @@ nothing is written, and the exit code is 1 if a page and its results disagree; `
 A benchmark that has not been run yet leaves a line that says how to run it. `<!-- table: study-NAME -->` is what the
 study `studies/NAME.toml` found; `<!-- table: answer-NAME -->` says what that means for its question,
 `<!-- table: foretold-NAME -->` how it compares with what `unlatch compare studies/NAME.toml --predict` had written down
-before, and `<!-- table: grid-NAME -->` has the differences to the baselines only, by what labels begin with (columns)
+before, `<!-- table: printed-NAME -->` what the library says of that, and `<!-- table: grid-NAME -->` has the differences to the baselines only, by what labels begin with (columns)
 and go on with (rows).
 """
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unlatch.advise.advice import EXPECTED, earned
+from unlatch.advise.advice import ELSEWHERE, EXPECTED, Verdict, earned
 from unlatch.config.study import load_study
 from unlatch.io.results import read_results
 from unlatch.report.foretold import Judged, correlations, judged, read_foretold
@@ -154,15 +154,34 @@ def _verdicts(cases: Sequence[Judged]) -> str:
     """What was said of cases, and what of that came true in points of accuracy."""
     rows = []
     for verdict, expected in EXPECTED.items():
-        points = [-100 * case.worse for case in cases if case.foretold["verdict"] == verdict]
+        points, right = _came_true(cases, verdict)
         if points:
-            right = sum(earned(one) == verdict for one in points)
             middle, least, most = (
                 f"{one:+.1f}" if math.isfinite(one) else "diverged"
                 for one in (statistics.median(points), min(points), max(points))
             )
             rows.append([expected, str(len(points)), str(right), middle, f"{least} to {most}"])
     return table(["said", "cases", "came true", "points to bp, median", "range"], rows)
+
+
+def _came_true(cases: Sequence[Judged], verdict: Verdict) -> tuple[list[float], int]:
+    """Points of accuracy to bp of the cases of which this was said, and for how many it was right."""
+    points = [-100 * case.worse for case in cases if case.foretold["verdict"] == verdict]
+    return points, sum(earned(one) == verdict for one in points)
+
+
+def printed(name: str, folder: Path = STUDIES) -> str:
+    """What the library prints about its own verdicts; refused unless this study found it."""
+    told, report = read_foretold(folder / "results" / f"{name}.predicted.json"), _report(name, folder, "accuracy")
+    points, right = _came_true(judged(report, told), "about bp") if told is not None else ([], 0)
+    beyond = 2 * right - len(points)
+    share = f"{'fewer' if beyond < 0 else 'more'} than half" if beyond else "just half"
+    if not points or f"{share} of " not in ELSEWHERE:
+        raise SystemExit(
+            f"ELSEWHERE of unlatch/advise/advice.py says {ELSEWHERE!r}, but in the study {name!r} "
+            f"{right} of {len(points)} cases held, which is {share}: correct the sentence"
+        )
+    return f"Printed with such a verdict: *{ELSEWHERE}*; in this study {right} of {len(points)} held."
 
 
 def grid(name: str, folder: Path = STUDIES) -> str:
@@ -204,5 +223,6 @@ STUDY_TABLES: dict[str, Callable[[str], str]] = {
     "study": study,
     "answer": answer,
     "foretold": foretold,
+    "printed": printed,
     "grid": grid,
 }
