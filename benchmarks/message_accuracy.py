@@ -32,7 +32,7 @@ from typing import Any
 import accuracy_common
 import char_gpt
 import torch
-from common import RESULTS, command, spread, write
+from common import RESULTS, spread, write
 
 from unlatch.data import load
 from unlatch.methods import get
@@ -158,7 +158,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
     table = summary(sorted(rows, key=lambda row: [row[key] for key in KEY]))
     show(table)
-    print(write(name, {"rows": table, "quick": args.quick, "command": command()}, args.out))
+    print(write(name, {"rows": table, "quick": args.quick}, args.out))
 
 
 if __name__ == "__main__":
