@@ -7,8 +7,8 @@ nothing is written, and the exit code is 1 if a page and its results disagree; `
 A benchmark that has not been run yet leaves a line that says how to run it. `<!-- table: study-NAME -->` is what the
 study `studies/NAME.toml` found; `<!-- table: answer-NAME -->` says what that means for its question,
 `<!-- table: foretold-NAME -->` how it compares with what `unlatch compare studies/NAME.toml --predict` had written down
-before, `<!-- table: printed-NAME -->` what the library says of that, and `<!-- table: grid-NAME -->` has the differences to the baselines only, by what labels begin with (columns)
-and go on with (rows).
+before, `<!-- table: printed-NAME -->` what the library says of that, and `<!-- table: grid-NAME -->` has the
+differences to the baselines only, by what labels begin with (columns) and go on with (rows).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Any
 import paper_claims
 from result_tables import accuracy, memory, simulated, speeds
 from result_tables.accuracy import PAIRS, pairs
-from result_tables.decisions import decisions
 from result_tables.common import RESULTS, ROOT, result, sourced, table
+from result_tables.decisions import decisions
 from result_tables.methods import method_table
 from result_tables.speeds import split_pays
 from result_tables.studies import STUDY_TABLES, digits
+
 from unlatch.io.results import read_results
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -62,6 +63,13 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
+def _unrecorded(file: str, found: dict[str, Any]) -> str:
+    """Where numbers come from whose file has no command: the script, and its settings if the file has these."""
+    settings = found.get("settings", {}).items()
+    told = ", ".join(f"{name} {' '.join(value) if isinstance(value, list) else value}" for name, value in settings)
+    return f"From `benchmarks/{file}.py`; no command is recorded{f', but its settings: {told}' if told else ''}."
+
+
 def made(name: str, results: Path = RESULTS) -> str:
     """A table, with the command that its numbers come from."""
     for kind, make in STUDY_TABLES.items():
@@ -80,7 +88,7 @@ def made(name: str, results: Path = RESULTS) -> str:
     else:
         _, label, base = PAIRS[name]
         text = pairs(label, base, read_results(results / f"{file}.jsonl"), name.partition("-beside-")[2] or "bp")
-    return sourced(text, [found.get("command", f"python benchmarks/{file}.py")])
+    return sourced(text, [found["command"]]) if "command" in found else f"{text}\n\n{_unrecorded(file, found)}"
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:

@@ -108,6 +108,15 @@ def test_a_result_that_changed_is_found(tmp_path: Path) -> None:
     assert "| fdg | 1.50 | 1.25 to 1.75 | 3 |" in tables.rewritten(page, tmp_path)
 
 
+def test_a_result_without_its_command_says_so(tmp_path: Path) -> None:
+    """The script's name stood there as if it had been called without options."""
+    found: dict[str, object] = {"ratio": {"fdg": {"median": 1.5, "min": 1.25, "max": 1.75, "repeats": 3}}}
+    (tmp_path / "pipeline_speed.json").write_text(json.dumps(found))
+    assert tables.made("speed", tmp_path).endswith("From `benchmarks/pipeline_speed.py`; no command is recorded.")
+    (tmp_path / "pipeline_speed.json").write_text(json.dumps(found | {"settings": {"steps": 5, "only": ["a", "b"]}}))
+    assert tables.made("speed", tmp_path).endswith("no command is recorded, but its settings: steps 5, only a b.")
+
+
 def test_accuracies_are_paired_over_equal_seeds() -> None:
     runs = [{"m": m, "seed": s, "accuracy": a, "loss": 0.1} for m, s, a in PAIRED_RUNS]
     text = accuracy_tables.pairs(lambda run: run["m"], lambda _: "bp", runs)
@@ -349,9 +358,8 @@ def test_the_answer_of_a_study_says_which_defaults_hold(tmp_path: Path) -> None:
 
 def test_an_answer_says_that_nothing_was_measured_and_knows_its_studies(tmp_path: Path) -> None:
     (tmp_path / "digits-stages.toml").write_text((ROOT / "studies" / "digits-stages.toml").read_text(encoding="utf-8"))
-    assert (
-        study_tables.answer("digits-stages", tmp_path) == "*Not measured yet: `unlatch compare studies/digits-stages.toml`.*"
-    )
+    told = study_tables.answer("digits-stages", tmp_path)
+    assert told == "*Not measured yet: `unlatch compare studies/digits-stages.toml`.*"
     with pytest.raises(SystemExit, match="no answer of the study 'digits-dtrp'; known: digits-stages, "):
         study_tables.answer("digits-dtrp")
 
