@@ -253,6 +253,7 @@ def test_prediction_was_advised_where_a_study_shows_that_it_costs_accuracy() -> 
 
 
 CHECKED = Path(__file__).parents[2] / "benchmarks" / "results" / "advice_check.json"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 def _points(found: list[dict[str, Any]], optimizer: str) -> list[tuple[float, float]]:
@@ -328,6 +329,14 @@ def test_a_good_verdict_on_delay_says_that_it_is_no_promise() -> None:
     assert ELSEWHERE in str(bad.warning)
     # Nothing is late, so that nothing is in doubt.
     assert ELSEWHERE not in "\n".join(advise(methods.get("1f1b", microbatches=4), 2, HEAVY()).figures())
+
+
+def test_what_was_said_of_defaults_is_of_a_study_that_is_there() -> None:
+    """The file went on quoting two benchmarks that were gone, some of their rows of one seed."""
+    rows = json.loads(CHECKED.read_text())["defaults elsewhere"]
+    assert rows
+    assert {row["study"] for row in rows} <= {file.stem for file in STUDIES.glob("*.toml")}
+    assert min(row["seeds"] for row in rows) >= 3
 
 
 def test_what_is_said_of_its_reliability_was_measured() -> None:
