@@ -7,11 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS
+from common import RESULTS, Finished
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -92,25 +91,18 @@ def train(
     }
 
 
-class Study:
+class Study(Finished):
     """Runs by key, each finished one a line of a file; what is there is not run again."""
 
     def __init__(self, name: str) -> None:
-        self.path: Path = RESULTS / f"{name}.jsonl"
-        RESULTS.mkdir(exist_ok=True)
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        super().__init__(RESULTS / f"{name}.jsonl")
 
     def run(self, key: Mapping[str, Any], work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Do the work unless it was done, and remember it."""
-        for row in self.rows:
-            if all(row.get(k) == v for k, v in key.items()):
-                return row
-        row = {**key, **work()}
-        self.rows.append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
+        """Do the work unless it was done, and show what came of it."""
+        known = len(self.rows)
+        row = self.once(work, **key)
+        if len(self.rows) > known:
+            print(json.dumps(row), flush=True)
         return row
 
     def summary(self, group: tuple[str, ...], reference: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -224,6 +224,7 @@ def report(study: Study) -> None:
     for row in study.rows:
         if row["setting"].startswith(TRIED):
             print(f"{row['setting']:>28}  {row['accuracy']:.2f} on held-out training images")
+    # Not as it was called: `--table` and `--only` made none, or a part, of what is in the file.
     write("auxnet_accuracy", {"rows": rows, "command": "python benchmarks/auxnet_accuracy.py --data-dir DIR"})
     FIGURES.mkdir(exist_ok=True)
     _draw_accuracies(study, [row["setting"] for row in rows])

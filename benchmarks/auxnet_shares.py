@@ -56,7 +56,7 @@ def main() -> None:
     rows = [share(depth, stages) for stages in CUTS for depth in DEPTHS]
     for row in rows:
         print(row)
-    write("auxnet_shares", {"command": "python benchmarks/auxnet_shares.py", "rows": rows})
+    write("auxnet_shares", {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def main() -> None:
             rows.append(one)
             told = f"{one['speedup']:.2f}, formula {one['formula']:.2f}, AuxNet {one['auxnet_share']:.1%}"
             print(f"{name}, K={stages}: {told}", flush=True)
-    print(write("auxnet_speedup", {"rows": rows, "command": "python benchmarks/auxnet_speedup.py"}, args.out))
+    print(write("auxnet_speedup", {"rows": rows}, args.out))
 
 
 if __name__ == "__main__":

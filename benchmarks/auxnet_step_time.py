@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import command, completions, interleave, options, spread, steady_seconds, write
+from common import completions, interleave, options, spread, steady_seconds, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -103,10 +103,7 @@ def main() -> None:
         "auxnet": {"parameters": capacity.parameter_ratio, "flops": capacity.flop_ratio},
         "split": found["split"],
         "settings": {name: value for name, value in vars(args).items() if name != "out"},
-        "command": command(),
     }
-    chosen = f" --depth {args.depth} --widen {args.widen}" if args.widen else ""
-    result["command"] = f"python benchmarks/auxnet_step_time.py --repeats {args.repeats} --steps {args.steps}{chosen}"
     write("auxnet_step_time_wrn" if args.widen else "auxnet_step_time", result, args.out)
     median = result["ratio"]["median"]
     print(f"auxnet / bp: {median:.3f} (target {TARGET}), best {min(ratios):.3f}, worst {max(ratios):.3f}")

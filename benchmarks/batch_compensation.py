@@ -108,7 +108,6 @@ def main() -> None:
         "devices_at_work": shown,
         "busy_under_bp": BUSY,
         "network": NETWORK,
-        "command": "python benchmarks/batch_compensation.py",
     }
     print(write("batch_compensation", result, args.out))
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, command, write
+from common import RESULTS, write
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -114,7 +114,7 @@ def main() -> None:
         print(f"{method:12} median {summary[method]['median']:.4f}, range {min(losses):.4f} to {max(losses):.4f}")
     holds = "bp" not in summary or abs(summary["bp"]["median"] - TARGET) <= TOLERANCE
     print(f"bp within {TARGET} +- {TOLERANCE}: {'holds' if holds else 'does not hold'}")
-    result = {"target": TARGET, "steps": asked.steps, "summary": summary, "runs": rows, "command": command()}
+    result = {"target": TARGET, "steps": asked.steps, "summary": summary, "runs": rows}
     write("char_gpt", result, asked.out)
 
 

@@ -18,7 +18,6 @@ __all__ = [
     "RESULTS",
     "WARM",
     "Finished",
-    "command",
     "completions",
     "interleave",
     "options",
@@ -41,7 +40,7 @@ def options(doc: str | None, *, repeats: int, steps: int) -> argparse.ArgumentPa
     return parser
 
 
-def command() -> str:
+def _command() -> str:
     """How this program was called, for its result file: with its options, without folders of this machine."""
     told, given = [], iter(sys.argv[1:])
     for word in given:
@@ -80,8 +79,8 @@ class Finished(Results):
 
 
 def write(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Store a result with what it depended on."""
+    """Store a result with the command that made it and what it depended on."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"versions": versions(), **result}, indent=1) + "\n")
+    path.write_text(json.dumps({"versions": versions(), "command": _command(), **result}, indent=1) + "\n")
     return path

@@ -138,7 +138,6 @@ def main() -> None:
         "ideal": {str(stages): ideal(stages) for stages in STAGES},
         "rows": [row for name in PUBLISHED for row in over_stages(name)],
         "reversible": [reversible("RevNet-18", revnet18), reversible("RevNet-34", revnet34)],
-        "command": "python benchmarks/decoupled_speed.py",
     }
     for stages, found in result["ideal"].items():
         print(f"ideal, K={stages}: " + ", ".join(f"{name} {speed:.2f}" for name, speed in found.items()))

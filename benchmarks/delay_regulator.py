@@ -92,8 +92,7 @@ def main() -> None:
             rows.append({"predictor": name, "steps": s, "miss": misses})
             print(f"{name:26} s={s}: {', '.join(f'{miss:.3f}' for miss in misses.values())}")
     curves = {name: [regulator(s, MOMENTUM) for s in range(1, 10)] for name, regulator in REGULATORS.items()}
-    command = "python benchmarks/delay_regulator.py"
-    print(write("delay_regulator", {"rows": rows, "regulators": curves, "command": command}, args.out))
+    print(write("delay_regulator", {"rows": rows, "regulators": curves}, args.out))
 
 
 if __name__ == "__main__":

@@ -188,8 +188,7 @@ def main() -> None:
     print(f"{'':17}" + "".join(f"{column:>25}" for column in COLUMNS))
     for name, row in found.items():
         print(f"{name:17}" + "".join(f"{cell(row.get(column)):>25}" for column in COLUMNS))
-    command = f"python benchmarks/engine_overhead.py --repeats {args.repeats} --steps {args.steps}"
-    print(write("engine_overhead", {"cpu_per_microbatch": found, "command": command}, args.out))
+    print(write("engine_overhead", {"cpu_per_microbatch": found}, args.out))
 
 
 if __name__ == "__main__":

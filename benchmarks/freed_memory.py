@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import WARM, command, completions, interleave, options, spread, steady_seconds, write
+from common import WARM, completions, interleave, options, spread, steady_seconds, write
 from torch.nn.functional import cross_entropy
 
 import unlatch
@@ -108,7 +108,7 @@ def main() -> None:
             faults, user, kernel = spent[f"{name}, {which}"]
             print(f"    {which:10s} {faults:7.0f} faults, {1e3 * user:.0f} + {1e3 * kernel:.0f} ms of CPU per batch")
     settings = {"model": "resnet20", "batch": BATCH, "repeats": args.repeats, "steps": args.steps, "cases": CASES}
-    print(write("freed_memory", {"methods": rows, "settings": settings, "command": command()}, args.out))
+    print(write("freed_memory", {"methods": rows, "settings": settings}, args.out))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from common import WARM, command, completions, interleave, options, spread, steady_seconds, write
+from common import WARM, completions, interleave, options, spread, steady_seconds, write
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -238,7 +238,7 @@ def main() -> None:
                 f"theory {found['theory']:.3f}, busiest process {found['cpu_ratio']:.3f}, losses {found['final_loss']}"
             )
             name = "layerpipe_speed" + ("" if network == "chain" else f"_{network}")
-            print(write(name, found | {"command": command()}, args.out), flush=True)
+            print(write(name, found, args.out), flush=True)
 
 
 if __name__ == "__main__":

@@ -163,8 +163,7 @@ def main() -> None:
             f"| {row['model']} | {row['mean']:.2f} | {row['mean_anywhere']:.2f} | {row['best_at_7_to_9']:.2f} | "
             f"{row['network']} | {reached} | {row['less_traffic']:.0%} | {row['less_than_replicas']:.0%} |"
         )
-    command = "python benchmarks/layerpipe_speedup.py"
-    result = {"command": command, "devices": list(PROCESSORS), "summary": overview, "networks": results}
+    result = {"devices": list(PROCESSORS), "summary": overview, "networks": results}
     print(write("layerpipe_speedup", result))
     if not args.no_plot:
         draw(results, ("mac", "systolic 16x16, batch 1", "systolic 128x128, batch 32")).savefig(PICTURE, dpi=110)

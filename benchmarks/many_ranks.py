@@ -272,16 +272,12 @@ def main() -> None:
     for ranks, times in starts.items():
         seconds, cpu = median(one.seconds for one in times), median(one.cpu for one in times)
         print(f"start of {ranks} ranks: {seconds:.1f} s, {cpu:.1f} s of CPU")
-    command = f"python benchmarks/many_ranks.py --repeats {repeats} --steps {steps} --ranks {' '.join(map(str, sizes))}"
-    if args.only:
-        command += f" --only {' '.join(args.only)}"
     result = {
         "rows": rows,
         "start": {
             str(ranks): {"seconds": spread([o.seconds for o in times]), "cpu_seconds": spread([o.cpu for o in times])}
             for ranks, times in starts.items()
         },
-        "command": command,
     }
     print(write("many_ranks", result, args.out))
 

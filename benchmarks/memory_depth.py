@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import matplotlib
 import torch
-from common import RESULTS, Finished, command, write
+from common import RESULTS, Finished, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -288,7 +288,6 @@ def main() -> None:
         "resident": growth,
         "limit_bytes": limit,
         "largest": largest(args.methods, limit, done),
-        "command": command(),
     }
     for one in result["largest"]:
         print(f"{one['system']:42} {one['blocks']:6} blocks within {args.limit:g} MB  ({one['note']})")

@@ -32,7 +32,7 @@ from typing import Any
 import accuracy_common
 import char_gpt
 import torch
-from common import RESULTS, command, spread, write
+from common import RESULTS, Finished, spread, write
 
 from unlatch.data import load
 from unlatch.methods import get
@@ -87,10 +87,6 @@ def wanted(tasks: Sequence[str], methods: Sequence[str], stages: Sequence[int], 
     ]
 
 
-def finished(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def summary(rows: Sequence[Row]) -> list[Row]:
     """For each case and format the mean over seeds, and what the format costs, seed by seed."""
     found = []
@@ -140,25 +136,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files; another one for a trial")
     args = parser.parse_args()
     name = "message_accuracy" + ("_quick" if args.quick else "")
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"{name}.jsonl"
-    rows = finished(path)
-    known = [tuple(row[key] for key in KEY) for row in rows]
-    missing = [
-        key for key in wanted(args.tasks, args.methods, args.stages, args.seeds) if tuple(key.values()) not in known
-    ]
+    done = Finished(args.out / f"{name}.jsonl")
+    missing = [key for key in wanted(args.tasks, args.methods, args.stages, args.seeds) if done.find(**key) is None]
     # Fresh interpreters: torch does not survive a fork.
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
         jobs: list[Future[Row]] = [pool.submit(run, key, args.data_dir, args.quick) for key in missing]
         for job in as_completed(jobs):
             row = job.result()
-            rows.append(row)
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            done.add(row)
             print(json.dumps(row), flush=True)
-    table = summary(sorted(rows, key=lambda row: [row[key] for key in KEY]))
+    table = summary(sorted(done.rows, key=lambda row: [row[key] for key in KEY]))
     show(table)
-    print(write(name, {"rows": table, "quick": args.quick, "command": command()}, args.out))
+    print(write(name, {"rows": table, "quick": args.quick}, args.out))
 
 
 if __name__ == "__main__":

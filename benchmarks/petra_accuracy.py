@@ -172,7 +172,7 @@ def main() -> None:
                 study.run(key, partial(task.accuracy, method, stages, seed, choosing=False))
         rows += report(study, task.name)
     print_table(rows)
-    write("petra_accuracy", {"rows": rows, "command": "python benchmarks/petra_accuracy.py --data-dir DIR"})
+    write("petra_accuracy", {"rows": rows})
 
 
 if __name__ == "__main__":

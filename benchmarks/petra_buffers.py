@@ -46,7 +46,7 @@ def main() -> None:
                     row["published"] = 1e9 * PUBLISHED[setting]
                 rows.append(row)
                 print(f"{network}, {name}, {setting}: {size / 1e9:.2f} GB, saves {row['saving']:.1%}")
-    print(write("petra_buffers", {"rows": rows, "command": "python benchmarks/petra_buffers.py"}, args.out))
+    print(write("petra_buffers", {"rows": rows}, args.out))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,6 @@ def measure() -> dict[str, Any]:
     cures = {name: typical(trained(method, RATE, SWEEP)[0]) for name, method in CURES.items()}
     found = {name: comparisons for name, (_, comparisons) in runs.items()}
     return {
-        "command": "python benchmarks/petra_exactness.py",
         "reconstruction_by_rate": {str(rate): typical(rows) for rate, rows in sweep.items()},
         "reconstruction_by_setting": cures | {"weights frozen": typical(sweep[0.0])},
         "reconstruction_over_updates": {
@@ -258,7 +257,7 @@ def main() -> None:
     result = measure()
     draw(result)
     for title, lines in result.items():
-        if title == "command" or title.endswith("over_updates"):
+        if title.endswith("over_updates"):
             continue
         print(f"\n{title}, per stage")
         for name, line in lines.items():

@@ -118,7 +118,7 @@ def main() -> None:
     for name, ratio in growth.items():
         print(f"{name}: {ratio:.3f} times the bytes for {BLOCKS[-1] / BLOCKS[0]:g} times the blocks")
     draw(rows)
-    result = {"rows": rows, "growth": growth, "command": "python benchmarks/petra_memory.py"}
+    result = {"rows": rows, "growth": growth}
     print(write("petra_memory", result))
 
 

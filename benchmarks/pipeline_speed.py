@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import Finished, command, options, write
+from common import Finished, options, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -100,7 +100,6 @@ def main() -> None:
     result = {
         "ratio": {f"{row.system} {row.method}": ratio_of(row) for row in rows if row.spread is not None},
         "rows": [row.as_dict() for row in rows],
-        "command": command(),
     }
     path = write(name, result, args.out)
     draw(rows, f"{args.model}, 2 ranks").savefig(path.with_suffix(".png"), dpi=130)

@@ -66,8 +66,7 @@ def main() -> None:
     found = {name: spread(values) for name, values in times.items()}
     for name, row in found.items():
         print(f"{name:32} {row['median']:.2f} s [{row['min']:.2f}, {row['max']:.2f}]")
-    command = f"python benchmarks/plan_speed.py --layers {args.layers} --devices {count} --repeats {args.repeats}"
-    print(write("plan_speed", {"command": command, "seconds": found}))
+    print(write("plan_speed", {"seconds": found}))
 
 
 if __name__ == "__main__":

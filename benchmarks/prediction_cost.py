@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Finished, command, completions, options, spread, steady_seconds, write
+from common import Finished, completions, options, spread, steady_seconds, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -155,7 +155,7 @@ def main() -> None:
         for where in WHERE if args.ranks else ["inline CPU"]:
             label = name if where == "inline CPU" else f"{name} on {where}"
             found[label] = summary(f"{name}, {where}", rounds(name, where, args.repeats, args.steps, done))
-    print(write("prediction_cost", {"cases": found, "command": command()}, args.out))
+    print(write("prediction_cost", {"cases": found}, args.out))
     done.over()
 
 

@@ -56,7 +56,7 @@ def main() -> None:
             if one["method"] == name:
                 told = f"{max(one['measured']) / 1e6:7.1f} MB, predicted / measured {one['ratio']:.3f}"
                 print(f"{name:6} K={one['stages']}: {told}", flush=True)
-    result = {"rows": rows, "batch": BATCH, "depth": DEPTH, "command": "python benchmarks/resnet56_memory.py"}
+    result = {"rows": rows, "batch": BATCH, "depth": DEPTH}
     print(write("resnet56_memory", result, args.out))
 
 

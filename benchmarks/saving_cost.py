@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import command, interleave, options, spread, write
+from common import interleave, options, spread, write
 from torch.nn.functional import cross_entropy
 
 import unlatch
@@ -103,7 +103,6 @@ def main() -> None:
         "target": TARGET,
         "methods": rows,
         "settings": {name: value for name, value in vars(args).items() if name != "out"},
-        "command": command(),
     }
     write("saving_cost", result, args.out)
 

@@ -211,7 +211,7 @@ def main() -> None:
                     said = one["reason"] or f"{one['samples_per_s']:12.2f}/s, {one['utilisation']:6.1%}"
                     took = time.perf_counter() - start
                     print(f"{network.name:16} {devices:5} {link:14} {name:10} {said}  ({took:.1f} s)", flush=True)
-    result = {"rows": rows, "best": best(rows), "command": "python benchmarks/scale.py"}
+    result = {"rows": rows, "best": best(rows)}
     path = write("scale", result, args.out)
     draw(rows, IMAGE if args.out == RESULTS else args.out / "scale.png")
     print(path)

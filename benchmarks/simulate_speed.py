@@ -81,8 +81,7 @@ def main() -> None:
         count = actions_of(simulation)
         found[name] = {"actions": count, "seconds": wall, "cpu_seconds": cpu, "per_million": 1e6 * wall / count}
         print(f"{name:24} {count:>9} actions  {wall:6.2f} s  ({cpu:.2f} s of device time)", flush=True)
-    command = f"python benchmarks/simulate_speed.py --actions {args.actions}"
-    print(write("simulate_speed", {"command": command, "load_average": os.getloadavg()[0], "cases": found}, args.out))
+    print(write("simulate_speed", {"load_average": os.getloadavg()[0], "cases": found}, args.out))
 
 
 if __name__ == "__main__":

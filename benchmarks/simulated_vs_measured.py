@@ -41,7 +41,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Finished, command, completions, options, spread, steady_seconds, write
+from common import Finished, completions, options, spread, steady_seconds, write
 from layerpipe_speed import COSTS
 from layerpipe_speed import model as chain_model
 from torch import nn
@@ -442,7 +442,6 @@ def main() -> None:
         "action_seconds": action,
         "message_seconds": message,
         "splits": {name: mine[-1]["split"] for name, mine in rows.items()},
-        "command": command(),
     }
     print(write("simulated_vs_measured", result, args.out))
     done.over()

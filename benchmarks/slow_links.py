@@ -48,7 +48,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import RESULTS, Finished, command, spread, steady_seconds, write
+from common import RESULTS, Finished, spread, steady_seconds, write
 from slow_link_systems import LARGE, SMALL, SYSTEMS, Ours
 
 ROOT = Path(__file__).parents[1]
@@ -367,7 +367,6 @@ def main() -> None:
         "hosts": plan.hosts,
         "batch": plan.size,
         "rounds": plan.rounds,
-        "command": command(),
     }
     print(write(name, result, args.out))
 

@@ -41,7 +41,7 @@ import matplotlib
 import torch
 import torch.distributed as dist
 from accuracy_common import decay_weights_only, triangular
-from common import RESULTS, Finished, command, spread, write
+from common import RESULTS, Finished, spread, write
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -373,7 +373,7 @@ def main() -> None:
     rows, uneven = summary(field, args.seeds, runs, reasons), noise(runs)
     show(rows)
     print(f"reference step: slowest over fastest {uneven['slowest_over_fastest']:.2f} (1.00: an even machine)")
-    result = {"settings": recipe.settings, "rows": rows, "noise": uneven, "command": command()}
+    result = {"settings": recipe.settings, "rows": rows, "noise": uneven}
     path = write(name, result, args.out)
     draw(rows, runs, path.with_suffix(".png"))
     print(path)

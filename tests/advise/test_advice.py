@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 import unlatch
 from unlatch import methods
-from unlatch.advise.advice import EXPECTED, RELIABILITY, Advice, advise
+from unlatch.advise.advice import ELSEWHERE, EXPECTED, RELIABILITY, Advice, advise
 from unlatch.advise.motion import motion_of
 from unlatch.methods import DTRP, FDG, AsyncPP, Method, PipeDream, PipeDream2BW
 from unlatch.rules.predict import Linear, Regulator
@@ -253,6 +253,7 @@ def test_prediction_was_advised_where_a_study_shows_that_it_costs_accuracy() -> 
 
 
 CHECKED = Path(__file__).parents[2] / "benchmarks" / "results" / "advice_check.json"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 def _points(found: list[dict[str, Any]], optimizer: str) -> list[tuple[float, float]]:
@@ -317,6 +318,25 @@ def test_table_lists_stages_then_all_together_then_the_warning() -> None:
     assert lines[3].startswith("all stages together: a* = 0.200")
     assert "PipeDream(microbatches=2)" in lines[4]
     assert isinstance(advise(methods.get("bp"), 1, None), Advice)
+
+
+def test_a_good_verdict_on_delay_says_that_it_is_no_promise() -> None:
+    good, bad = (advise(PipeDream(microbatches=m), 2, HEAVY()) for m in (8, 1))
+    assert (good.verdict, good.warning) == ("about bp", None)
+    assert good.figures()[-1].endswith(ELSEWHERE)
+    # Once: with the cure that promises as much.
+    assert "\n".join(bad.table()).count(ELSEWHERE) == 1
+    assert ELSEWHERE in str(bad.warning)
+    # Nothing is late, so that nothing is in doubt.
+    assert ELSEWHERE not in "\n".join(advise(methods.get("1f1b", microbatches=4), 2, HEAVY()).figures())
+
+
+def test_what_was_said_of_defaults_is_of_a_study_that_is_there() -> None:
+    """The file went on quoting two benchmarks that were gone, some of their rows of one seed."""
+    rows = json.loads(CHECKED.read_text())["defaults elsewhere"]
+    assert rows
+    assert {row["study"] for row in rows} <= {file.stem for file in STUDIES.glob("*.toml")}
+    assert min(row["seeds"] for row in rows) >= 3
 
 
 def test_what_is_said_of_its_reliability_was_measured() -> None:

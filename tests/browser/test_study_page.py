@@ -6,7 +6,8 @@ import pytest
 
 from browsing import open_file, overflow, phone
 from unlatch.config.study import load_study
-from unlatch.report.study import study_report, write_study
+from unlatch.report.study import study_report
+from unlatch.report.study_page import write_study
 
 NASTY = "</script><b>late</b> & 'x'"
 STUDY = f"""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from unlatch.advise.advice import ELSEWHERE
 from unlatch.cli.cost_flags import CostSource
 from unlatch.cli.planning import layer_costs
 
@@ -210,6 +211,12 @@ def test_auto_ranks_all_methods_and_writes_what_it_prints(unlatch, costs):
     }
     placed = next(one for one in found["ranking"] if one["method"] == "layerpipe")
     assert len({task["device"] for task in placed["plan"]["tasks"]}) == placed["stages"] == 4
+
+
+def test_auto_says_how_far_to_trust_its_risks(unlatch, costs):
+    given = ("plan", "--costs", costs(chain(*[1] * 8)), "--devices", 2)
+    shown = {method: unlatch(*given, "--method", method).stdout for method in ("auto", "pipedream")}
+    assert {method: ELSEWHERE in text for method, text in shown.items()} == {"auto": True, "pipedream": False}
 
 
 def test_slow_links_made_auto_favour_layerpipe(answer):

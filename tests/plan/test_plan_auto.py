@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from layerpipe_chains import layers
 
 from unlatch import methods
+from unlatch.advise.advice import ELSEWHERE
 from unlatch.advise.prediction import simulate_method
 from unlatch.advise.ranking import RISKS, USUAL, plan_auto
 from unlatch.config import from_mapping
@@ -218,7 +219,10 @@ def test_more_devices_than_layers() -> None:
 def test_table_and_errors() -> None:
     lines = plan_auto(LAYERS, 2, methods=["bp", "pipedream"]).table()
     assert lines[0].startswith("method")
-    assert len(lines) == 3
+    assert [line.split()[0] for line in lines[1:3]] == ["pipedream", "bp"]
+    assert [line.endswith(ELSEWHERE) for line in lines[3:]] == [True]
+    # Nothing is late, so that there is no bound to be trusted.
+    assert ELSEWHERE not in "".join(plan_auto(LAYERS, 2, methods=["bp"]).table())
     with pytest.raises(PlanError, match="at least 1 device"):
         simulate_method("bp", LAYERS, 0)
     refused = plan_auto(LAYERS, 4, methods=["bp"])

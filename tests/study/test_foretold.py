@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import kendalltau, spearmanr
 
 from docs_scripts import docs_script
+from unlatch.advise.advice import ELSEWHERE
 from unlatch.config.study import load_study
 from unlatch.report.foretold import Judged, correlations, judged, kendall, read_foretold, spearman
 from unlatch.report.study import study_report
@@ -115,7 +116,7 @@ def _said(*shares: float) -> list[Judged]:
 
 
 def test_tables_of_what_was_foretold(tmp_path: Path) -> None:
-    tables = docs_script("write_tables")
+    tables = docs_script("result_tables.studies")
     found = {"x, bp": [0.9] * 3, "x, 1": [0.9, 0.89, 0.88], "x, 2": [0.8] * 3, "x, 3": [0.8, 0.7, 0.75]}
     _written(tmp_path, found)
     text = tables.foretold("a", tmp_path)
@@ -132,6 +133,22 @@ def test_tables_of_what_was_foretold(tmp_path: Path) -> None:
     assert "3 cases, about 0 of which" in tables.foretold("a", tmp_path)
 
 
+def test_what_is_printed_of_verdicts_is_what_a_study_found(tmp_path: Path) -> None:
+    tables = docs_script("result_tables.studies")
+    found = {"x, bp": [0.9] * 3, "x, 1": [0.8, 0.7, 0.75], "x, 2": [0.8] * 3, "x, 3": [0.9] * 3}
+    _written(tmp_path, found)
+    assert f"*{ELSEWHERE}*; in this study 0 of 2 held." in tables.printed("a", tmp_path)
+    (tmp_path / "results" / "a.jsonl").unlink()
+    with pytest.raises(SystemExit, match="0 of 0 cases held"):
+        tables.printed("a", tmp_path)
+
+
+def test_a_sentence_that_a_study_contradicts_is_refused(tmp_path: Path) -> None:
+    _written(tmp_path, {"x, bp": [0.9] * 3, "x, 1": [0.9, 0.89, 0.88], "x, 2": [0.8] * 3, "x, 3": [0.9] * 3})
+    with pytest.raises(SystemExit, match="1 of 2 cases held, which is just half"):
+        docs_script("result_tables.studies").printed("a", tmp_path)
+
+
 def test_a_case_that_was_changed_since_is_not_judged_and_one_that_diverged_is(tmp_path: Path) -> None:
     found = {f"x, {n}": [0.9] * 3 for n in ("bp", 1, 2, 3)}
     path = _written(tmp_path, found, diverged="x, 2")
@@ -141,7 +158,7 @@ def test_a_case_that_was_changed_since_is_not_judged_and_one_that_diverged_is(tm
     lines = [json.loads(line) for line in (tmp_path / "results" / "a.jsonl").read_text().splitlines()]
     cases = judged(study_report(load_study(path), lines, "x, bp", ""), told)
     assert [(case.foretold["case"], case.worse) for case in cases] == [("x, 2", math.inf), ("x, 3", 0.0)]
-    assert "| 2 | diverged |" in docs_script("write_tables").grid("a", tmp_path)
+    assert "| 2 | diverged |" in docs_script("result_tables.studies").grid("a", tmp_path)
 
 
 def test_beside_a_baseline_that_diverged_nothing_is_judged(tmp_path: Path) -> None:

@@ -129,6 +129,22 @@ def test_fewer_than_three_seeds_are_no_result_and_a_new_seed_adds_its_runs_only(
     assert "no case is called 'x'" in compare(study(cases), "--only", "x").output
 
 
+def test_only_may_be_given_several_times_and_any_of_them_chooses(study, compare, lines):
+    """A second one took the place of the first, which was not said."""
+    labels = ("bp", "slow", "slower", "fast")
+    rates = (0.1, 0.01, 0.001, 0.2)
+    cases = "".join(f'[[case]]\nlabel = "{n}"\noptimizer.lr = {lr}\n' for n, lr in zip(labels, rates, strict=True))
+    path = study(cases, "seeds = 1")
+    assert "3 of 3 runs to do" in compare(path, "--only", "slow*", "--only", "fast", "--dry-run").stdout
+    compare(path, "--only", "fast", "--only", "slow")
+    assert [row["label"] for row in lines()] == ["slow", "fast"]
+    assert lines()[0]["command"] == f"unlatch compare {path} --only fast --only slow"
+    refused = compare(path, "--only", "slow", "--only", "fsat")
+    assert refused.exit_code == 2
+    assert "no case is called 'fsat'" in refused.output
+    assert len(lines()) == 2
+
+
 def test_what_computes_the_same_is_said_to(study, compare):
     cases = '[[case]]\nlabel = "bp"\n[[case]]\nlabel = "cut"\nrun.stages = 2\nrun.split = [["layers.1"]]\n'
     assert "cut computed the same numbers, epoch by epoch, as bp" in compare(study(cases)).stdout

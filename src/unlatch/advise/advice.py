@@ -22,6 +22,7 @@ from ..table import Table
 from .motion import motion_of
 
 __all__ = [
+    "ELSEWHERE",
     "EXPECTED",
     "POINTS",
     "RELIABILITY",
@@ -62,6 +63,9 @@ EXPECTED: dict[Verdict, str] = {
 #: How often verdicts were right for another network than that on which most of their bounds were set, by
 #: `benchmarks/advice_check.py`, which says what was seen before.
 RELIABILITY = "In a study on digits 44 of 55 verdicts and 17 of 19 warnings were right"
+#: What "about as good as bp" was worth on another kind of network, by a study of which it was written down before;
+#: `docs/result_tables/studies.py` checks it against `studies/results/shakespeare.jsonl`.
+ELSEWHERE = 'on a character model fewer than half of "about as good" held: measure (docs/advice.md)'
 #: How many times more micro-batches are tried where the batch size is not known.
 _MOST_MORE = 8
 
@@ -114,7 +118,7 @@ class Advice:
         return self.figures() if self.warning is None else [*self.figures(), self.warning]
 
     def figures(self) -> list[str]:
-        """Plain lines, one per stage, then all stages together.
+        """Plain lines, one per stage, then all stages together; where that is good, how far to trust it.
 
         >>> import torch
         >>> from unlatch import methods
@@ -124,6 +128,7 @@ class Advice:
             0         1         1.0  0.253
             1         0         0.0  1.357
         all stages together: a* = 0.770, about as good as bp (within 2 points in short runs)
+        bounds are from digits; on a character model fewer than half of "about as good" held: measure (docs/advice.md)
         """
         if self.unknown is not None:
             return [f"no advice: {self.unknown}"]
@@ -134,6 +139,8 @@ class Advice:
         lines = Table(("stage", "lateness", "in updates", "a*"), rows, left=()).lines()
         if self.verdict is not None:
             lines.append(f"all stages together: a* = {self.limit:.3f}, {EXPECTED[self.verdict]}")
+        if self.verdict == "about bp" and any(self.lateness):
+            lines.append(f"bounds are from digits; {ELSEWHERE}")
         return lines
 
 
@@ -361,4 +368,5 @@ def _warning(delay: float, limit: float, verdict: Verdict, cure: Cure | None) ->
     optimizer = " and nesterov=True in the optimizer" if "nesterov=True" in cure.changes else ""
     good = cure.verdict == "about bp"
     reach = EXPECTED["about bp"] if good else "better, though not as good as bp; fewer stages help more"
-    return f"{text} Use {cure.call}{optimizer}: a* = {cure.limit:.3f}, {reach}. ({RELIABILITY}.)"
+    trust = f"{RELIABILITY}; {ELSEWHERE}" if good else RELIABILITY
+    return f"{text} Use {cure.call}{optimizer}: a* = {cure.limit:.3f}, {reach}. ({trust}.)"

@@ -14,7 +14,7 @@ from ..runtime.updating import Optimizer
 from ..schedule.machine import Machine
 from ..schedule.stability import Motion, chain_limit
 from ..table import Table
-from .advice import lags_of, no_theory, places_of, verdict_of
+from .advice import ELSEWHERE, lags_of, no_theory, places_of, verdict_of
 from .motion import tuned_motion
 from .prediction import MethodRun, simulate_method
 
@@ -134,6 +134,8 @@ class AutoPlan:
         ]
         lines = Table(heads, rows, left=(0, 6, 7)).lines()
         lines += [f"{name}: {reason}" for name, reason in self.refused.items()]
+        if any(one.risk == "about bp" for one in self.ranking):
+            lines.append(f"risks go by bounds from short runs on digits; {ELSEWHERE}")
         return lines if self.pays else [*lines, NO_METHOD_PAYS]
 
 

@@ -30,7 +30,8 @@ def command(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Study: so many runs at once, without their speeds.")] = 1,
     only: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Study: run only this case; * stands for anything.")
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Study: run only this case; * stands for anything; repeatable."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Study: list the runs that would be done.")] = False,
     predict: Annotated[
@@ -58,9 +59,9 @@ def command(
             raise ConfigError(f"a study is compared by itself, but {len(runs)} are named: {', '.join(map(str, runs))}")
         from .study import Request, conduct
 
-        conduct(Request(runs[0], out, jobs, only, dry_run, predict, baseline, data_dir, as_json))
+        conduct(Request(runs[0], out, jobs, tuple(only or ()), dry_run, predict, baseline, data_dir, as_json))
         return
-    if jobs > 1 or only is not None or dry_run or predict or data_dir is not None:
+    if jobs > 1 or only or dry_run or predict or data_dir is not None:
         raise ConfigError(
             "--jobs, --only, --dry-run, --predict and --data-dir are for studies: name a TOML file with [study]"
         )

@@ -20,7 +20,8 @@ from ..config.study import Study
 from ..errors import ConfigError
 from ..io.json_file import read_json
 from .paired import ENOUGH
-from .study import CaseFound, StudyReport
+from .study import StudyReport
+from .study_case import CaseFound
 
 __all__ = ["RANKINGS", "Correlation", "Judged", "correlations", "judged", "kendall", "read_foretold", "spearman"]
 
@@ -96,7 +97,7 @@ def judged(report: StudyReport, foretold: Mapping[str, Any]) -> list[Judged]:
 def _worse(report: StudyReport, case: CaseFound) -> float | None:
     if report.base_of(case).flaws:
         return None
-    if case.diverged:
+    if case.missed("diverged"):
         return math.inf
     pairs = report.against(case)
     if pairs is None or report.why_none(case) is not None:

@@ -1,4 +1,4 @@
-"""What a study found: cases over equal seeds, each compared with the baseline in pairs; as page, Markdown, CSV, PNG.
+"""What a study found: cases over equal seeds, each compared with the baseline in pairs; as numbers and in words.
 
 Honest by construction: a case with fewer than three seeds, or with a run that did not come to its end or to a number,
 is marked as no result, and so is whatever is compared with it; cases with the same settings are the same runs and stand
@@ -7,158 +7,23 @@ in one row; speeds appear only if nothing else ran.
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics as stats
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from ..config.study import Study
-from ..io import durable
 from ..io.space import bytes_text
+from ..methods import BASELINE
 from ..table import Table, number_text
-from .board import board
 from .paired import ENOUGH, Paired, holm, paired
-from .picture import Picture
-from .web import render
+from .study_case import CaseFound, Line
 
-__all__ = ["CaseFound", "StudyReport", "study_report", "write_study"]
+__all__ = ["StudyReport", "baseline_of", "study_report"]
 
-#: Cores that others may have kept busy while a run was timed.
-_QUIET = 0.2
 #: A difference is beyond chance if it is less likely than this without one.
 _RARE = 0.05
-#: What results in single precision can tell apart, relative to their size.
-_SINGLE = 2.0**-23
-_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-
-Line = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class CaseFound:
-    """What is known of one case.
-
-    **Arguments:**
-
-    - `labels`: what it is called; more than one if cases have the same settings.
-    - `lines`: of its runs, by seed; the last word on each.
-    - `asked`: how many seeds the study asks for.
-    - `measure`: the result that counts.
-    - `baseline`: the label of the case that it is compared with.
-    """
-
-    labels: tuple[str, ...]
-    lines: Mapping[int, Line]
-    asked: int
-    measure: str
-    baseline: str
-
-    @property
-    def label(self) -> str:
-        """All names of it."""
-        return " = ".join(self.labels)
-
-    @cached_property
-    def values(self) -> dict[int, float]:
-        """What counts, by seed, of the runs that came to their end."""
-        ended = {seed: line["evaluation"] for seed, line in self.lines.items() if line["status"] == "finished"}
-        return {seed: found[self.measure] for seed, found in ended.items() if found.get(self.measure) is not None}
-
-    @property
-    def mean(self) -> float | None:
-        """Over seeds."""
-        return stats.fmean(self.values.values()) if self.values else None
-
-    def missed(self, status: str) -> list[int]:
-        """Seeds of runs that ended so."""
-        return [seed for seed, line in self.lines.items() if line["status"] == status]
-
-    @property
-    def diverged(self) -> bool:
-        """Whether any of its runs did."""
-        return any(line["status"] == "diverged" for line in self.lines.values())
-
-    @property
-    def flaws(self) -> list[str]:
-        """Why its runs are no result however many there are: those that are left would flatter it."""
-        found = [f"{len(seeds)} {status}" for status in ("diverged", "failed") if (seeds := self.missed(status))]
-        silent = len(self.missed("finished")) - len(self.values)
-        return found + ([f"{silent} without a number"] if silent else [])
-
-    @property
-    def is_result(self) -> bool:
-        """Whether it may be called one: enough seeds, and all that ran came to their end and to a number."""
-        return len(self.values) >= ENOUGH and not self.flaws
-
-    @property
-    def resolution(self) -> float:
-        """The least difference that what counts can show: one sample of a share, else the last digit of a float32."""
-        if not self.measure.endswith("accuracy"):
-            return _SINGLE * max(map(abs, self.values.values()), default=0.0)
-        counts = [self.lines[seed]["evaluation"].get("samples") for seed in self.values]
-        return max((1.0 / count for count in counts if count), default=0.0)
-
-    @property
-    def evaluated_on(self) -> tuple[Any, ...]:
-        """Which samples its numbers are of; empty if its lines do not say."""
-        told = (line["settings"]["data"] for line in self.lines.values() if "settings" in line)
-        return next(((data.get("name"), data.get("holdout")) for data in told), ())
-
-    def timed(self) -> dict[int, float]:
-        """Samples per second of the runs that had the machine to themselves, by seed."""
-        return {
-            seed: line["samples_per_second"]
-            for seed, line in self.lines.items()
-            if line.get("samples_per_second") and line["jobs"] == 1 and line["others_busy"] <= _QUIET
-        }
-
-    def per_stage(self, name: str, over: Callable[[Iterable[float]], float]) -> tuple[float, ...]:
-        """A number of each stage, taken together over seeds."""
-        columns = zip(*(line["stages"] for line in self.lines.values() if line.get("stages")), strict=False)
-        found = [[stage[name] for stage in column if stage.get(name) is not None] for column in columns]
-        return tuple(over(column) for column in found if column)
-
-    def cosines(self) -> tuple[float, ...]:
-        """Of each stage's gradient to that of backpropagation at the weights it is applied to; empty if not probed."""
-        return tuple(stats.fmean(value for _, value in points) for points in self.cosine_series().values())
-
-    def cosine_series(self) -> dict[str, list[list[float]]]:
-        """The same over the updates, means over seeds, by stage."""
-        found: dict[int, dict[int, list[float]]] = {}
-        for line in self.lines.values():
-            for one in line.get("gradients") or ():
-                if one["reference"] == "current":
-                    by_update = found.setdefault(one["stage"], {})
-                    for update, cosine in zip(one["update"], one["cosine"], strict=True):
-                        by_update.setdefault(update, []).append(cosine)
-        return {
-            f"stage {stage}": [[update, stats.fmean(values)] for update, values in sorted(by_update.items())]
-            for stage, by_update in sorted(found.items())
-        }
-
-    def curve(self, name: str) -> list[list[float]]:
-        """Epoch, mean, least and most of a number over the epochs."""
-        by_epoch: dict[int, list[float]] = {}
-        for line in self.lines.values():
-            for point in line.get("curve", ()):
-                if point.get(name) is not None:
-                    by_epoch.setdefault(int(point["epoch"]), []).append(point[name])
-        return [[epoch, stats.fmean(found), min(found), max(found)] for epoch, found in sorted(by_epoch.items())]
-
-    @cached_property
-    def trace(self) -> tuple[Any, ...]:
-        """All that its runs computed, for telling whether two cases are the same computation under two settings."""
-        timeless = ({name: point[name] for name in point if name != "samples_per_second"} for point in self._points())
-        return tuple(tuple(sorted(point.items(), key=lambda item: item[0])) for point in timeless)
-
-    def _points(self) -> Iterable[Mapping[str, Any]]:
-        return (point | {"seed": seed} for seed in sorted(self.lines) for point in self.lines[seed].get("curve", ()))
 
 
 @dataclass(frozen=True)
@@ -427,17 +292,29 @@ class StudyReport:
         return rows
 
 
-def study_report(study: Study, lines: Sequence[Line], baseline: str, command: str) -> StudyReport:
+def baseline_of(study: Study) -> str:
+    """The case that others are compared with: what the study says, else the first of plain backpropagation, else the
+    first one.
+    """
+    plain = (case.label for case in study.cases if case.config.method.name == BASELINE)
+    return study.baseline or next(plain, study.cases[0].label)
+
+
+def study_report(
+    study: Study, lines: Sequence[Line], baseline: str | None = None, command: str = ""
+) -> StudyReport:
     """Put the lines of a results file together, as far as they are of this study; the last of each run counts.
 
-    **Arguments:** `baseline`: the label of the case that those without a baseline of their own are compared with.
+    **Arguments:** `baseline`: the label of the case that those without a baseline of their own are compared with; by
+    default that of `baseline_of`.
     """
+    beside_all = baseline or baseline_of(study)
     newest = {line["digest"]: line for line in lines if "digest" in line}
     # Cases with the same settings and the same baseline are one row; with another baseline, another question.
     rows: dict[tuple[str, ...], list[str]] = {}
     for case in study.cases:
         digests = (study.run_of(case, seed).digest for seed in study.seeds)
-        rows.setdefault((case.baseline or baseline, *digests), []).append(case.label)
+        rows.setdefault((case.baseline or beside_all, *digests), []).append(case.label)
     cases = tuple(
         CaseFound(
             tuple(labels),
@@ -449,120 +326,3 @@ def study_report(study: Study, lines: Sequence[Line], baseline: str, command: st
         for (beside, *digests), labels in rows.items()
     )
     return StudyReport(study, cases, command)
-
-
-# ------------------------------------------------------------------------ files
-
-
-def write_study(report: StudyReport, path: Path) -> Path:
-    """Write `path` with the endings html, md and csv, and two figures as PNG. **Returns:** the page."""
-    for name, figure in (("differences", differences_figure(report)), ("curves", curves_figure(report))):
-        figure.savefig(path.with_name(f"{path.name}-{name}.png"), dpi=140)
-    durable.write_text(path.with_name(f"{path.name}.md"), report.markdown())
-    durable.write_text(path.with_name(f"{path.name}.csv"), _as_csv(report.numbers()))
-    page = path.with_name(f"{path.name}.html")
-    durable.write_text(page, render(study_board(report)))
-    return page
-
-
-def study_board(report: StudyReport) -> dict[str, Any]:
-    """The document of the page."""
-    remarks = [". ".join(report.remarks(case)) or None for case in report.cases]
-    general = report.notes[: len(report.notes) - sum(len(report.remarks(case)) for case in report.cases)]
-    return board(
-        report.study.name,
-        [_run(report, case) for case in report.cases],
-        introduction=[*([report.study.question] if report.study.question else []), *general],
-        table=report.table,
-        notes=remarks,
-        captions={"curves": "After every epoch: the mean over seeds, and the range from the lowest to the highest."},
-        footer=report.footer,
-    )
-
-
-def _run(report: StudyReport, case: CaseFound) -> dict[str, Any]:
-    """A case as one line of every picture."""
-    measure, speeds = report.curve_of, list(case.timed().values())
-    where = "held-out" if report.held_out else "test"
-    names = {"training loss": "train_loss", f"{where} {measure.replace('_', ' ')}": measure}
-    per_stage = {
-        "staleness": case.per_stage("staleness", stats.fmean),
-        "predicted": case.per_stage("predicted_staleness", max),
-        "peak_bytes": case.per_stage("peak_bytes", max),
-        "weight_copies": case.per_stage("weight_copies", max),
-    }
-    return {
-        "label": case.label,
-        "baseline": case is report.base_of(case),
-        "status": "finished",
-        "accuracy": case.mean,
-        "speed": stats.median(speeds) if report.timing and speeds else None,
-        "ratio": report.ratio(case),
-        "stages": [
-            {"stage": stage} | {name: found[stage] for name, found in per_stage.items() if stage < len(found)}
-            for stage in range(len(per_stage["staleness"]))
-        ],
-        "curves": {
-            title: {"x": "epoch", "log": name.endswith("loss"), "share": name.endswith("accuracy"), "points": points}
-            for title, name in names.items()
-            if (points := case.curve(name))
-        },
-        "measures": {"cosine with backpropagation": {"words": "", "series": series}}
-        if (series := case.cosine_series())
-        else {},
-    }
-
-
-def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def differences_figure(report: StudyReport) -> Figure:
-    """Each case's differences to the baseline: pairs, their mean, and its interval."""
-    compared = [(case, found) for case in report.cases if (found := report.against(case)) is not None]
-    figure = Picture(figsize=(9, 1.2 + 0.28 * len(compared)), layout="constrained")
-    axes = figure.subplots()
-    scale = 100.0 if report.study.measure.endswith("accuracy") else 1.0
-    for place, (case, found) in enumerate(compared):
-        told = report.why_none(case) is None
-        colour = _LINES[0] if told else "#999999"
-        if found.interval is not None and told:
-            axes.plot([scale * end for end in found.interval], [place, place], color=colour, linewidth=1.2)
-        dots = [scale * difference for difference in found.differences.values()]
-        axes.plot(dots, [place] * len(dots), ".", color=colour, markersize=4)
-        axes.plot([scale * found.mean], [place], "o", color=colour, markersize=6)
-    axes.axvline(0.0, color="#666666", linewidth=1)
-    axes.set_yticks(range(len(compared)), [case.label for case, _ in compared])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{report.what}, {'points' if scale > 1 else 'difference'} to {report.beside} (grey: no result)")
-    axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def curves_figure(report: StudyReport) -> Figure:
-    """Training loss and the result that counts, epoch by epoch."""
-    figure = Picture(figsize=(11, max(4.0, 1.0 + 0.2 * len(report.cases))), layout="constrained")
-    panels = figure.subplots(1, 2)
-    scale = 100.0 if report.study.measure.endswith("accuracy") else 1.0
-    for axes, name, factor in zip(panels, ("train_loss", report.curve_of), (1.0, scale), strict=True):
-        for number, case in enumerate(report.cases):
-            points = case.curve(name)
-            if points:
-                epochs, mean, least, most = zip(*points, strict=True)
-                look = {"color": _LINES[number % len(_LINES)], "label": case.label}
-                dashes = ("-", "--", ":", "-.")[number // len(_LINES) % 4]
-                axes.plot(epochs, [factor * value for value in mean], linestyle=dashes, linewidth=1.4, **look)
-                edges = [[factor * value for value in edge] for edge in (least, most)]
-                axes.fill_between(epochs, *edges, color=look["color"], alpha=0.1, linewidth=0)
-        axes.set(xlabel="epochs", ylabel=name.replace("_", " ") + (" (%)" if factor > 1 else ""))
-        axes.grid(color="#DDDDDD", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yscale("log")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
-    return figure

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,7 +21,6 @@ from ...io import durable
 from ...io.json_file import read_json
 from ...io.results import Results, read_results
 from ...lookup import also_searched, search_also
-from ...methods import BASELINE
 from ...problems import hint
 from ...table import Table
 from ..console import emit_json, people
@@ -42,7 +41,7 @@ class Request:
     file: Path
     out: Path | None
     jobs: int
-    only: str | None
+    only: tuple[str, ...]
     dry_run: bool
     predict: bool
     baseline: str | None
@@ -62,8 +61,11 @@ def conduct(request: Request) -> None:
         _announce(console, study, wanted, read_results(folder / f"{study.name}.jsonl"))
         return
     if request.predict:
+        from ...report.study import baseline_of
+
         done = len(_settled(read_results(folder / f"{study.name}.jsonl")))
-        foretell(replace(study, baseline=_baseline(request, study)), folder, done, _kept_command(request), console)
+        compared = replace(study, baseline=request.baseline or baseline_of(study))
+        foretell(compared, folder, done, _kept_command(request), console)
         return
     with Results(folder / f"{study.name}.jsonl") as results:
         missing = [run for run in wanted if run.digest not in _settled(results.rows)]
@@ -85,9 +87,9 @@ def conduct(request: Request) -> None:
 def command_of(request: Request) -> str:
     """What to type to have the same done."""
     words = ["unlatch", "compare", str(request.file)]
-    flags: dict[str, Any] = {"--out": request.out, "--only": request.only, "--data-dir": request.data_dir}
-    flags["--jobs"] = request.jobs if request.jobs > 1 else None
-    words += [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    flags: list[tuple[str, Any]] = [("--out", request.out), *(("--only", label) for label in request.only)]
+    flags += [("--data-dir", request.data_dir), ("--jobs", request.jobs if request.jobs > 1 else None)]
+    words += [str(word) for flag, value in flags if value is not None for word in (flag, value)]
     return shlex.join([*words, *(["--predict"] if request.predict else [])])
 
 
@@ -107,16 +109,19 @@ def _check(request: Request, study: Study) -> None:
         )
 
 
-def _wanted(study: Study, only: str | None) -> list[PlannedRun]:
+def _wanted(study: Study, only: Sequence[str]) -> list[PlannedRun]:
+    """The runs of cases that one of the patterns names; all if there is none."""
     runs = study.runs()
-    if only is None:
-        return runs
-    chosen = [run for run in runs if any(label == only or fnmatchcase(label, only) for label in run.labels)]
-    if not chosen:
-        raise ConfigError(
-            f"--only: no case is called {only!r}; the cases are: {', '.join(c.label for c in study.cases)}"
-        )
-    return chosen
+    for pattern in only:
+        if not any(_named(run, pattern) for run in runs):
+            raise ConfigError(
+                f"--only: no case is called {pattern!r}; the cases are: {', '.join(c.label for c in study.cases)}"
+            )
+    return [run for run in runs if not only or any(_named(run, pattern) for pattern in only)]
+
+
+def _named(run: PlannedRun, pattern: str) -> bool:
+    return any(label == pattern or fnmatchcase(label, pattern) for label in run.labels)
 
 
 def _settled(rows: list[dict[str, Any]]) -> set[str]:
@@ -214,10 +219,11 @@ class _Cuts:
 
 
 def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any]], console: Console) -> None:
-    from ...report.study import study_report, write_study
+    from ...report.study import study_report
+    from ...report.study_page import write_study
 
-    whole = command_of(replace(request, only=None))
-    report = study_report(study, rows, _baseline(request, study), whole)
+    whole = command_of(replace(request, only=()))
+    report = study_report(study, rows, request.baseline, whole)
     page = write_study(report, folder / study.name)
     if request.as_json:
         emit_json({"page": str(page), "results": str(folder / f"{study.name}.jsonl"), **report.as_json()})
@@ -226,9 +232,3 @@ def _show(request: Request, study: Study, folder: Path, rows: list[dict[str, Any
     for note in report.notes:
         console.print(note)
     console.print(f"page: {page}")
-
-
-def _baseline(request: Request, study: Study) -> str:
-    """What is asked for, else the first case of plain backpropagation, else the first one."""
-    plain = (case.label for case in study.cases if case.config.method.name == BASELINE)
-    return request.baseline or study.baseline or next(plain, study.cases[0].label)

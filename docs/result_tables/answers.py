@@ -1,6 +1,6 @@
 """What the questions of some studies come to: small tables and sentences computed from their results.
 
-`write_tables.py` puts them where a page says `<!-- table: answer-NAME -->`. A case with fewer than three seeds, or with
+`studies.py` puts them where a page says `<!-- table: answer-NAME -->`. A case with fewer than three seeds, or with
 a run that did not come to its end, is no result here either.
 """
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from unlatch.report.foretold import spearman
 from unlatch.report.paired import ENOUGH, Paired, paired
-from unlatch.report.study import CaseFound, StudyReport
+from unlatch.report.study import StudyReport
+from unlatch.report.study_case import CaseFound
 
 __all__ = ["ANSWERS", "Answer"]
 
@@ -80,13 +81,13 @@ def starts_to_lose(report: StudyReport) -> Answer:
 def _cell(report: StudyReport, case: CaseFound | None) -> str:
     if case is None or not case.lines:
         return "-"
-    if case.diverged:
+    if case.missed("diverged"):
         return "diverged"
     return _points(report.against(case)) if report.why_none(case) is None else "-"
 
 
 def _lost(report: StudyReport, case: CaseFound) -> bool:
-    if case.diverged:
+    if case.missed("diverged"):
         return not report.base_of(case).flaws
     found = report.against(case) if report.why_none(case) is None else None
     return found is not None and found.apart and found.mean < 0
