@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal
 
 import matplotlib
@@ -52,6 +53,7 @@ from unlatch.throughput.resident import PeakResident
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+IMAGE = Path(__file__).parents[1] / "docs" / "img" / "memory_depth.png"
 DEPTHS, STAGES = (20, 56, 110), (2, 4, 8)
 BATCH, SIDE, WIDTH = 16, 32, 32
 #: Blocks beyond which nothing is tried.
@@ -242,21 +244,36 @@ def most_on_ranks(name: str, limit: float) -> dict[str, Any]:
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     counts = sorted({row["stages"] for row in rows})
-    figure, axes = plt.subplots(1, len(counts), figsize=(4.2 * len(counts), 4), layout="constrained", squeeze=False)
-    shown = list(dict.fromkeys(row["method"] for row in rows if row["measured"]))
+    figure, axes = plt.subplots(1, len(counts), figsize=(5.6 * len(counts), 5), layout="constrained", squeeze=False)
     for axis, stages in zip(axes[0], counts, strict=True):
-        for number, name in enumerate(shown):
-            line = [r for r in rows if r["method"] == name and r["stages"] == stages and r["measured"]]
-            colour = f"C{number % 10}"
-            depths = [r["depth"] for r in line]
-            axis.plot(depths, [max(r["measured"]) / 1e6 for r in line], marker="o", color=colour, label=name)
-            axis.plot(depths, [max(r["predicted"]) / 1e6 for r in line], linestyle=":", color=colour)
+        lines = alike([row for row in rows if row["stages"] == stages and row["measured"]])
+        top = max(line[-1][1] for line in lines.values())
+        ends: list[float] = []
+        for number, (label, line) in enumerate(sorted(lines.items(), key=lambda item: item[1][-1][1])):
+            depths, measured, predicted = zip(*line, strict=True)
+            axis.plot(depths, measured, marker="o", markersize=4, color=f"C{number % 10}")
+            axis.plot(depths, predicted, linestyle=":", color=f"C{number % 10}")
+            ends.append(max([measured[-1], *(end + 0.045 * top * (1 + label.count(chr(10))) for end in ends[-1:])]))
+            axis.text(depths[-1] * 1.03, ends[-1], label, color=f"C{number % 10}", fontsize=7, va="center")
         axis.set(title=f"{stages} stages (dotted: predicted)", xlabel="layers", ylabel="MB at the fullest stage")
+        axis.set_xlim(right=depths[-1] * 1.75)
         axis.grid(alpha=0.25)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=7)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def alike(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[int, float, float]]]:
+    """Depth, measured and predicted MB; methods that differ by less than 3 % share a line."""
+    lines: dict[str, list[tuple[int, float, float]]] = {}
+    for name in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == name]
+        line = [(row["depth"], max(row["measured"]) / 1e6, max(row["predicted"]) / 1e6) for row in mine]
+        same = [label for label, other in lines.items() if abs(other[-1][1] / line[-1][1] - 1) < 0.03]
+        if same:
+            lines[f"{same[0]}, {name}"] = lines.pop(same[0])
+        else:
+            lines[name] = line
+    return {fill(label, 34): line for label, line in lines.items()}
 
 
 def main() -> None:
@@ -293,7 +310,7 @@ def main() -> None:
     for one in result["largest"]:
         print(f"{one['system']:42} {one['blocks']:6} blocks within {args.limit:g} MB  ({one['note']})")
     path = write("memory_depth", result, args.out)
-    draw(rows, path.with_suffix(".png"))
+    draw(rows, IMAGE if args.out == RESULTS else path.with_suffix(".png"))
     print(path)
 
 
