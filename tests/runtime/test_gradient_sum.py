@@ -16,7 +16,9 @@ from replica_jobs import in_parts, train_smooth
 from rev_nets import regression, rev_run
 from small_nets import tanh_net, vectors
 from tied_nets import TiedLM, padded, token_sum
+from unlatch.advise.prediction import simulate_method
 from unlatch.methods import get
+from unlatch.plan.layer_costs import LayerCost
 from unlatch.runtime.gradient_sum import GradientSum
 from unlatch.runtime.station import SENT
 from unlatch.schedule import Kind, Replicated, parts_of
@@ -300,6 +302,39 @@ def test_schedules_tell_what_completes_an_update():
     for name, kind in {"1f1b": "B", "zb-h1": "W", "pipedream": "B", "dtrp": "B", "petra": "B"}.items():
         schedule = Replicated(get(name).schedule(3), 2)
         assert [schedule.completes(Kind.U, station) for station in range(3)] == [kind] * 3, name
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dtrp", "dgl"])
+def test_what_is_simulated_is_what_is_trained(name, replicas):
+    model = tanh_net(4)
+    layers = [
+        LayerCost(str(n), 1, 1, 1, activation_bytes=240, weight_bytes=sum(p.nbytes for p in block.parameters()))
+        for n, block in enumerate(model)
+    ]
+    with in_parts():
+        simulated = simulate_method(name, layers, 2 * replicas, split=["2"], replicas=replicas)
+        run = unlatch.parallelize(
+            model,
+            name,
+            stages=2,
+            split=["2"],
+            replicas=replicas,
+            loss_fn=mse_loss,
+            optimizer=plain_sgd,
+            sample=vectors(1)[0],
+        )
+    schedule = simulated.costed.schedule
+    assert schedule == run.schedule
+    assert schedule.entries == run.schedule.entries
+    sent = {
+        route: simulated.costed.workload.bytes(route)
+        for entry in schedule.entries
+        for route in entry.outgoing
+        if route[0].startswith("U/")
+    }
+    whole = sum(layer.weight_bytes for layer in layers) * replicas
+    assert sum(sent.values()) == pytest.approx(whole if replicas == 2 else whole * 2 / 3)
 
 
 def test_parts_are_few_and_not_small():
