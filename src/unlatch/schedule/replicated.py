@@ -44,14 +44,14 @@ __all__ = ["SHARE_ROWS", "Replicated", "adding", "giving", "parts_of", "taking"]
 SHARE_ROWS = Kind("D+")
 _ROWS = "rows"
 #: Parts that gradients travel in, the bytes below which a part is not worth a message, and those that it has at most.
-_PARTS, _LEAST, _MOST = 8, 2**18, 25 * 2**20
+_PARTS, _LEAST, _MOST = 8, 2**19, 25 * 2**20
 
 
 def parts_of(nbytes: float) -> int:
     """In how many parts gradients of so many bytes travel.
 
     >>> [parts_of(nbytes) for nbytes in (1e4, 1.1e6, 1e8, 1e9)]
-    [1, 4, 8, 39]
+    [1, 2, 8, 39]
     """
     return max(1, min(_PARTS, int(nbytes // _LEAST)), math.ceil(nbytes / _MOST))
 
