@@ -157,6 +157,24 @@ def test_bench_says_which_options_it_leaves_out(unlatch, conf):
     ]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_bench_of_replicas(unlatch, conf, processes):
+    flags = ("--stages", 2, "--replicas", 2, "--processes", processes, "--repeats", 1, "--steps", 2, "--json")
+    result = unlatch("bench", conf, "--methods", "1f1b,dtr", *flags)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert list(found["methods"]) == ["bp, one process", "1f1b", "dtr"]
+    assert all(row["samples_per_second"] > 0 for row in found["methods"].values())
+    assert (found["settings"]["run"]["replicas"], found["settings"]["run"]["processes"]) == (2, processes)
+
+
+def test_bench_refuses_what_replicas_cannot_train_before_it_measures(unlatch, conf):
+    flags = ("--stages", 2, "--replicas", 2, "--processes", 1, "--repeats", 1, "--steps", 2)
+    result = unlatch("bench", conf, "--methods", "1f1b,cgad", *flags)
+    assert (result.exit_code, "cgad cannot train 2 replicas: its rule" in result.stderr) == (2, True), result.output
+    assert "samples/s" not in result.stdout
+
+
 def test_bench_on_two_processes(unlatch, conf):
     result = unlatch("bench", conf, "--methods", "1f1b", "--stages", 2, "--repeats", 1, "--steps", 2)
     assert result.exit_code == 0, result.output

@@ -123,6 +123,50 @@ def test_timelines_in_all_forms(unlatch, layers, method):
         by_device[event["pid"]] = event["ts"] + event["dur"]
 
 
+def heavy_weights(layers, nbytes=80):
+    layers.write_text(json.dumps([{"name": f"l{n}", "F": 1, "D": 1, "G": 1, "weight_bytes": nbytes} for n in range(4)]))
+
+
+def test_replicas_share_rows_and_sum_gradients(rows, layers):
+    heavy_weights(layers)
+    flags = ("--methods", "bp", "--devices", "4", "--replicas", 4)
+    free = rows(*flags)[0]
+    # All four layers on each device, a quarter of the rows, and 11 units of work in the whole batch.
+    assert (free["stages"], free["replicas"], free["time_per_batch"]) == (1, 4, pytest.approx(11 / 4))
+    assert free["speedup"] == pytest.approx(4)
+    # Each of four sends three quarters of 320 bytes twice, to add up shares and to tell the sums.
+    assert free["communication_bytes"] == pytest.approx(4 * 2 * 0.75 * 320)
+    # A share of 80 bytes goes over a wire of its own to each of the others, and a sum comes back: 8 units each.
+    assert rows(*flags, "--bandwidth", 10)[0]["time_per_batch"] == pytest.approx(11 / 4 + 8 + 8)
+    two = rows("--methods", "bp", "--devices", 2, "--replicas", 2, "--bandwidth", 10)[0]
+    assert two["time_per_batch"] == pytest.approx(11 / 2 + 32)
+    assert two["communication_bytes"] == pytest.approx(2 * 320)
+
+
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1", "pipedream", "dtrp", "petra", "dgl", "auxnet"])
+def test_the_simulated_replicas_are_those_that_are_trained(rows, unlatch, layers, method):
+    heavy_weights(layers)
+    one = rows("--methods", method, "--devices", 2)[0]
+    two = rows("--methods", method, "--devices", 4, "--replicas", 2)[0]
+    assert two["stages"] == one["stages"] == 2
+    assert two["staleness"] == one["staleness"]
+    assert two["time_per_batch"] == pytest.approx(one["time_per_batch"] / 2, rel=0.2)
+    # Once per update both replicas of both stages send all gradients, beside what either pipeline sends.
+    assert two["communication_bytes"] >= 4 * 160 - 1
+    flags = ("--methods", method, "--devices", 4, "--replicas", 2, "--batches", 3)
+    files = ("--html", "line.html", "--trace", "line.json")
+    assert unlatch("simulate", "--costs", layers, *flags, *files).exit_code == 0
+    assert f"{method}, 4 devices, 2 replicas (simulated)" in Path("line.html").read_text()
+    spans = [e for e in json.loads(Path("line.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {0, 1, 2, 3}
+
+
+def test_replicas_are_a_column_of_the_table(unlatch, layers):
+    flags = ("simulate", "--costs", layers, "--devices", 2, "--methods", "bp")
+    assert unlatch(*flags, "--replicas", 2).stdout.splitlines()[0].split()[:3] == ["method", "devices", "replicas"]
+    assert "replicas" not in unlatch(*flags).stdout
+
+
 def test_jitter_is_seeded(rows):
     flags = ("--methods", "pipedream", "--devices", 4, "--jitter", 0.3, "--batches", 40, "--seed")
     first, again, other = (rows(*flags, seed)[0]["time_per_batch"] for seed in (1, 1, 2))
@@ -167,6 +211,19 @@ FLAGS = {
     "endless jitter": (["--jitter", "inf"], "--jitter is a relative standard deviation"),
     "jitter that is no number": (["--jitter", "nan"], "--jitter is a relative standard deviation"),
     "negative seed": (["--seed", "-1"], "--seed"),
+    "no replicas": (["--replicas", "0"], "'--replicas': Input should be greater than or equal to 1"),
+    "negative replicas": (["--replicas", "-2"], "'--replicas': Input should be greater than or equal to 1"),
+    "half a replica": (["--replicas", "1.5"], "Invalid value for '--replicas'"),
+    "replicas in words": (["--replicas", "two"], "Invalid value for '--replicas'"),
+    "replicas that devices cannot be shared out among": (
+        ["--devices", "2..4", "--replicas", "2"],
+        "3 devices cannot be shared out among 2 replicas",
+    ),
+    "replicas of cgad": (["--methods", "cgad", "--replicas", "2"], "cgad cannot train 2 replicas: its rule for gr"),
+    "replicas of dni": (["--methods", "bp,dni", "--replicas", "2"], "dni cannot train 2 replicas: "),
+    "replicas of auxvar": (["--methods", "auxvar", "--replicas", "2"], "auxvar cannot train 2 replicas: "),
+    "replicas of sph": (["--methods", "sph", "--replicas", "2"], "sph cannot train 2 replicas: "),
+    "replicas of layerpipe": (["--methods", "layerpipe", "--replicas", "2"], "layerpipe cannot train 2 replicas: "),
     "no batches": (["--batches", "0"], "--batches"),
     "endless batches": (["--batches", "1000000000000"], "more than 60,000,000 actions"),
     "no bandwidth": (["--bandwidth", "-1"], "--bandwidth is in bytes"),

@@ -13,6 +13,7 @@ import pytest
 import device_jobs
 import guard_jobs
 import rank_jobs
+import replica_jobs
 import unlatch
 
 METHODS = unlatch.methods.names()
@@ -41,6 +42,14 @@ def test_ranks_equal_the_cpu_bit_for_bit(ranks_with_devices, method):
         assert counts["streams"] == 2
         assert counts["copies to the device"] > 10
         assert counts["copies to the host"] > 10
+
+
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1", "dtrp"])
+def test_parts_of_gradients_of_replicas_leave_the_device(ranks_with_devices, method):
+    expected = replica_jobs.train_each_in_parts((method,), 2, 2)[method]
+    by_rank = ranks_with_devices.run(device_jobs.on_fake, replica_jobs.train_each_in_parts, (method,), 2, 2)
+    for rank, found in enumerate(by_rank):
+        assert rank_jobs.differences(expected, found[method]) == [], f"rank {rank}"
 
 
 @pytest.mark.parametrize("distributed", [None, False])

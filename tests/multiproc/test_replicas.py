@@ -43,6 +43,28 @@ def test_four_replicas_on_a_rank_each(ranks4):
     check(ranks4, ("1f1b", "pipedream", "dtr", "dgl"), 2, 4)
 
 
+def check_parts(pool, methods, stages, replicas):
+    expected = replica_jobs.train_each(methods, stages, replicas)
+    inline = replica_jobs.train_each_in_parts(methods, stages, replicas)
+    for found in (inline, *pool.run(replica_jobs.train_each_in_parts, methods, stages, replicas)):
+        for name in methods:
+            assert differences(expected[name], found[name]) == [], name
+
+
+def test_parts_that_leave_during_the_backward_change_no_bit(ranks2):
+    check_parts(ranks2, METHODS, 2, 2)
+
+
+def test_parts_of_shares_of_four_replicas_change_no_bit(ranks4):
+    check_parts(ranks4, ("1f1b", "zb-h1", "dtr", "petra", "dgl"), 2, 4)
+
+
+def test_parts_travel_over_gloo(ranks2):
+    expected = replica_jobs.over_gloo("dtr", 2)
+    for found in ranks2.run(replica_jobs.over_gloo, "dtr", 2):
+        assert differences(expected, found) == []
+
+
 @pytest.mark.parametrize("name", ["1f1b", "dtrp"])
 def test_replicas_are_alike_on_all_ranks_and_equal_to_one_with_the_whole_batch(ranks4, name):
     expected = replica_jobs.train_smooth(name, 2)
@@ -87,10 +109,11 @@ def test_other_numbers_of_replicas_go_on_by_names(ranks2, tmp_path, wrote, reads
 
 
 @pytest.mark.parametrize("row", [0, 7])
-def test_a_row_that_is_not_finite_is_left_out_by_all(ranks2, row):
+@pytest.mark.parametrize("job", [replica_jobs.skips, replica_jobs.skips_in_parts])
+def test_a_row_that_is_not_finite_is_left_out_by_all(ranks2, row, job):
     expected = replica_jobs.skips("pipedream", 2, row)
     assert expected["left_out"] == 1
-    for found in ranks2.run(replica_jobs.skips, "pipedream", 2, row):
+    for found in (job("pipedream", 2, row), *ranks2.run(job, "pipedream", 2, row)):
         assert differences(expected, found) == []
 
 

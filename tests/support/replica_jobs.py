@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,32 @@ import unlatch
 from rank_jobs import Outcome, conv_run, copied_state, momentum_sgd, train_conv
 from small_nets import images, tanh_net, vectors
 from unlatch.errors import UnlatchError
+from unlatch.schedule import replicated
+
+
+@contextmanager
+def in_parts(least: int = 64) -> Iterator[None]:
+    """Gradients of the smallest networks travel in parts, too."""
+    before, replicated._LEAST = replicated._LEAST, least
+    try:
+        yield
+    finally:
+        replicated._LEAST = before
+
+
+def train_each_in_parts(methods: tuple[str, ...], stages: int, replicas: int) -> dict[str, Outcome]:
+    with in_parts():
+        return train_each(methods, stages, replicas)
 
 
 def train_each(methods: tuple[str, ...], stages: int, replicas: int) -> dict[str, Outcome]:
     """What must not depend on where it ran: batch norm, dropout, a short last batch, evaluations."""
     return {name: train_conv(name, stages, replicas=replicas) for name in methods}
+
+
+def over_gloo(method: str, replicas: int) -> Outcome:
+    with in_parts():
+        return train_conv(method, 2, replicas=replicas, transport="gloo")
 
 
 def smooth_run(method: Any, stages: int, **options: Any) -> unlatch.Run:
@@ -100,6 +123,11 @@ def skips(method: Any, replicas: int, bad_row: int) -> Outcome:
             losses.append(run.step(x, y).loss)
         losses += [r.loss for r in run.flush()]
         return {"losses": losses, "state": copied_state(run.module()), "left_out": run.left_out}
+
+
+def skips_in_parts(method: Any, replicas: int, bad_row: int) -> Outcome:
+    with in_parts():
+        return skips(method, replicas, bad_row)
 
 
 def breaks(method: Any, stages: int, replicas: int, stage: int, folder: str) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import PlanError
+from ..errors import ConfigError, PlanError
 from ..lookup import did_you_mean
 from ..methods import Method
 from ..methods import get as get_method
@@ -16,6 +16,7 @@ from ..plan.layer_costs import LayerCost, as_chain, exact, total_work
 from ..plan.layerpipe import PlannedTasks
 from ..plan.memory import layer_sizes, stage_memory, task_memory
 from ..plan.partition import contiguous_split
+from ..schedule import Replicated, parts_of
 from ..schedule.channel import FREE, Channel
 from ..schedule.machine import Machine
 from ..schedule.simulation import Costed, Simulation
@@ -42,6 +43,7 @@ class MethodRun:
     - `starts`: first layer of each stage, where whole layers are placed.
     - `plan`: where tasks are placed one by one.
     - `update`: what an update of all weights takes one device.
+    - `replicas`: that train it together, each on its share of the devices.
     """
 
     method: Method
@@ -52,6 +54,7 @@ class MethodRun:
     starts: tuple[int, ...] = ()
     plan: PlannedTasks | None = None
     update: float = 0
+    replicas: int = 1
 
     @property
     def microbatches(self) -> int:
@@ -61,7 +64,7 @@ class MethodRun:
 
     @property
     def stages(self) -> int:
-        """Stages, or devices with something to do where tasks are placed."""
+        """Stages of each replica, or devices with something to do where tasks are placed."""
         return self.plan.plan.busy_devices if self.plan is not None else len(self.starts)
 
     @property
@@ -98,7 +101,7 @@ class MethodRun:
         return Plan(names, self.starts, tuple(float(work) / self.microbatches for work in works))
 
     def device_bytes(self, *, optimizer_slots: int = 1, input_bytes: float = 0) -> list[float]:
-        """Memory of each device in use.
+        """Memory of each device in use, of the first replica; without the copies of gradients that a sum takes.
 
         **Arguments:**
 
@@ -109,12 +112,12 @@ class MethodRun:
         >>> simulate_method("pipedream", layers, 2).device_bytes()
         [420.0, 330.0]
         """
-        rules, parts = self.method.rules(), self.microbatches
+        rules, parts, schedule = self.method.rules(), self.microbatches, self.costed.schedule
         if self.plan is not None:
             return task_memory(
                 self.plan,
                 rules,
-                self.costed.schedule,
+                schedule,
                 self.simulation.devices,
                 per_update=parts * self.method.accumulate,
                 optimizer_slots=optimizer_slots,
@@ -122,9 +125,9 @@ class MethodRun:
                 input_bytes=input_bytes / parts,
             )
         found = stage_memory(
-            layer_sizes(self.layers, self.starts, microbatches=parts, input_bytes=input_bytes),
+            layer_sizes(self.layers, self.starts, microbatches=parts * self.replicas, input_bytes=input_bytes),
             rules,
-            self.costed.schedule,
+            schedule.base if isinstance(schedule, Replicated) else schedule,
             microbatches=parts,
             accumulate=self.method.accumulate,
             delays=self.lateness,
@@ -146,6 +149,7 @@ def simulate_method(
     linear: Sequence[bool] | None = None,
     data_bytes: float = 0,
     update: float = 0,
+    replicas: int = 1,
 ) -> MethodRun:
     """Simulate a method.
 
@@ -163,29 +167,42 @@ def simulate_method(
     - `data_bytes`: of one batch of data, for methods that send it on.
     - `update`: what an update of all weights takes one device. Each device takes its share by the bytes of its weights,
       beside what the machine charges for updates.
+    - `replicas`: of the network, each on as many devices, that sum gradients by messages, as
+      `parallelize(replicas=)` does. Their rows of a batch travel for nothing.
 
     >>> layers = [LayerCost(name, 1, 1, 1) for name in "abcd"]
     >>> run = simulate_method("pipedream", layers, 4)
     >>> run.time_per_batch, round(run.speedup, 2), run.split
     (3.0, 3.67, ('b', 'c', 'd'))
+    >>> simulate_method("pipedream", layers, 4, replicas=2).split
+    ('c',)
     """
     if devices < 1:
         raise PlanError(f"expected at least 1 device, got {devices}")
     chain = as_chain(costs)
     chosen = get_method(method)
+    chosen.check_replicas(replicas)
+    if devices % replicas:
+        raise ConfigError(
+            f"{devices} devices cannot be shared out among {replicas} replicas: every replica needs equally many; "
+            f"expected a number of devices that {replicas} divides"
+        )
     machine = machine or Machine()
-    trial = _Trial(chain, devices, batches, batch_size, machine, data_bytes, update)
+    trial = _Trial(chain, devices // replicas, batches, batch_size, machine, data_bytes, update, replicas)
     if split is None:
         return trial.placed(chosen, linear) or trial.best_cut(chosen)
     starts = _positions(chain, split)
-    if len(starts) > devices:
-        raise PlanError(f"the split {list(split)} makes {len(starts)} stages, but there are only {devices} devices")
+    if len(starts) > trial.devices:
+        raise PlanError(
+            f"the split {list(split)} makes {len(starts)} stages, but there are only {trial.devices} devices"
+            + (" for each replica" if replicas > 1 else "")
+        )
     return trial.staged(chosen.resolve(len(starts), batch_size), starts)
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """One network on one machine; the arguments of `simulate_method`."""
+    """One network on one machine; the arguments of `simulate_method`, but for `devices`: those of each replica."""
 
     chain: Sequence[LayerCost]
     devices: int
@@ -194,6 +211,7 @@ class _Trial:
     machine: Machine
     data_bytes: float
     update: float
+    replicas: int = 1
 
     def placed(self, method: Method, linear: Sequence[bool] | None) -> MethodRun | None:
         """Tasks one by one, if the method does that."""
@@ -234,14 +252,31 @@ class _Trial:
     def staged(self, method: Method, starts: Sequence[int]) -> MethodRun:
         """Whole layers, cut here."""
         stages, machine, costed = len(starts), self.machine, self._costed(method, starts)
-        count = self.batches or _enough(costed.schedule.flushes, stages, method.per_update) * method.accumulate
-        if machine.speeds is not None:
-            machine = replace(machine, speeds=tuple(machine.speeds[:stages]))
-        if not isinstance(machine.update, int | float):
-            machine = replace(machine, update=tuple(machine.update[:stages]))
         ends = (*starts[1:], len(self.chain))
         weights = [sum(float(c.weight_bytes) for c in self.chain[a:b]) for a, b in zip(starts, ends, strict=True)]
-        return self._run(method, costed, count, self._updating(machine, weights), starts=tuple(starts))
+        if self.replicas > 1:
+            costed = self._together(method, costed, weights)
+        count = self.batches or _enough(costed.schedule.flushes, stages, method.per_update) * method.accumulate
+        if machine.speeds is not None:
+            machine = replace(machine, speeds=self._used(machine.speeds, stages))
+        if not isinstance(machine.update, int | float):
+            machine = replace(machine, update=self._used(machine.update, stages))
+        machine = self._updating(machine, weights * self.replicas)
+        return self._run(method, costed, count, machine, starts=tuple(starts))
+
+    def _used(self, of_devices: Sequence[float], stages: int) -> tuple[float, ...]:
+        """What is known of all devices, for the first ones of each replica."""
+        firsts = range(0, self.devices * self.replicas, self.devices)
+        return tuple(value for first in firsts for value in of_devices[first : first + stages])
+
+    def _together(self, method: Method, column: Costed, weights: Sequence[float]) -> Costed:
+        """All replicas, which sum gradients as large as the weights."""
+        parts = [parts_of(nbytes) for nbytes in weights]
+        parts += [1] * (column.schedule.stations - len(parts))
+        schedule = Replicated(column.schedule, self.replicas, method.also_applies, tuple(parts))
+        gradients = [*weights, *[0.0] * (len(parts) - len(weights))]
+        owners = [station % column.schedule.stations for station in range(schedule.stations)]
+        return Costed(schedule, schedule.together(column.workload, gradients), owners=owners)
 
     def _updating(
         self, machine: Machine, weights: Sequence[float], updates: Mapping[int, int] | None = None
@@ -251,11 +286,12 @@ class _Trial:
             return machine
         own = [machine.update] * len(weights) if isinstance(machine.update, int | float) else machine.update
         counts = [1] * len(weights) if updates is None else [updates.get(n, 1) for n in range(len(weights))]
-        shares = [self.update * size / sum(weights) / count for size, count in zip(weights, counts, strict=True)]
+        whole = sum(weights) / self.replicas
+        shares = [self.update * size / whole / count for size, count in zip(weights, counts, strict=True)]
         return replace(machine, update=tuple(a + b for a, b in zip(own, shares, strict=True)))
 
     def _costed(self, method: Method, starts: Sequence[int]) -> Costed:
-        parts = method.per_batch
+        parts = method.per_batch * self.replicas
         workload = method.workload(_shares(self.chain, parts), starts, self.data_bytes / parts)
         return Costed(method.schedule(len(starts)), workload)
 
@@ -272,7 +308,10 @@ class _Trial:
         in_bulk = costed.in_bulk(batches, method.accumulate, machine)
         _check_size(len(costed.schedule.entries), batches * method.per_batch, in_bulk)
         simulation = costed.simulate(batches, method.per_batch, method.accumulate, machine)
-        return MethodRun(method, tuple(self.chain), self.devices, costed, simulation, starts, plan, self.update)
+        devices = self.devices * self.replicas
+        return MethodRun(
+            method, tuple(self.chain), devices, costed, simulation, starts, plan, self.update, self.replicas
+        )
 
     def _cuts(self, method: Method, stages: int) -> Iterator[list[int]]:
         """Cuts among which the best one is: those of the method if messages take no time."""

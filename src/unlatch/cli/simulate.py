@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,9 @@ def command(
     array: ArraySide = None,
     devices: Annotated[str, typer.Option(help="How many: 4, 2..64, 1,2,4 or 2..64*2.")] = "4",
     methods: Annotated[str, typer.Option(help="Names separated by commas; see `unlatch methods`.")] = "pipedream",
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Copies of the network, each on its share of the devices and of every batch.")
+    ] = 1,
     batches: Annotated[int | None, typer.Option(min=1, help="Batches; by default enough for a steady state.")] = None,
     bandwidth: Annotated[float, typer.Option(help="Bytes per unit of time of every link.")] = math.inf,
     latency: Annotated[float, typer.Option(help="Time a message travels.")] = 0.0,
@@ -50,7 +53,8 @@ def command(
     unlatch simulate --devices 2..64*2 --methods pipedream,layerpipe,petra,1f1b,zb-h2 --picture sweep.png
     unlatch simulate conf.toml --devices 4 --methods dtrp --html timeline.html --trace trace.json
 
-    Pictures of time show the first method on the first number of devices; with several numbers --picture draws curves.
+    Replicas share out the rows of every batch and sum their gradients by messages, as `train --replicas` does. Pictures
+    of time show the first method on the first number of devices; with several numbers --picture draws curves.
     """
     from ..advise.prediction import simulate_method
     from ..report.sweep import draw_sweep, parse_counts, sweep, write_sweep
@@ -72,15 +76,20 @@ def command(
         writable(path, flag, endings)
     found = layer_costs(CostSource(costs, network, conf, cost_model, batch, array, data_dir))
     layers, samples, linear = found.costs, found.batch, found.linear
-    rows = sweep(layers, counts, names, batches=batches, batch_size=samples, machine=machine, linear=linear)
+    run: dict[str, Any] = {
+        "batches": batches,
+        "batch_size": samples,
+        "machine": machine,
+        "linear": linear,
+        "replicas": replicas,
+    }
+    rows = sweep(layers, counts, names, **run)
     if csv is not None:
         write_sweep(csv, rows)
     if picture is not None and len(counts) > 1:
         draw_sweep(rows).savefig(picture)
     if html is not None or trace is not None or (picture is not None and len(counts) == 1):
-        one = simulate_method(
-            names[0], layers, counts[0], batches=batches, batch_size=samples, machine=machine, linear=linear
-        )
+        one = simulate_method(names[0], layers, counts[0], **run)
         _draw(one, picture if len(counts) == 1 else None, html, trace)
     if as_json:
         emit_json({"rows": [asdict(row) for row in rows]})
@@ -92,7 +101,8 @@ def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path |
     from ..report.timeline import save_timeline, timeline_html
     from ..report.trace import write_trace
 
-    title = f"{run.method.name}, {run.devices} devices (simulated)"
+    copies = f", {run.replicas} replicas" if run.replicas > 1 else ""
+    title = f"{run.method.name}, {run.devices} devices{copies} (simulated)"
     source = run.simulation
     if picture is not None:
         save_timeline(picture, source, title=title)
@@ -105,11 +115,14 @@ def _draw(run: MethodRun, picture: Path | None, html: Path | None, trace: Path |
 def _lines(rows: list[SweepRow]) -> list[str]:
     from ..table import Table
 
-    heads = ("method", "devices", "time/batch", "speed-up", "utilisation", "late", "bytes sent")
+    copies = any(row.replicas > 1 for row in rows)
+    where = ("devices", "replicas") if copies else ("devices",)
+    heads = ("method", *where, "time/batch", "speed-up", "utilisation", "late", "bytes sent")
     body = tuple(
         (
             row.method,
             str(row.devices),
+            *([str(row.replicas)] * copies),
             f"{row.time_per_batch:.6g}",
             f"{row.speedup:.2f}x",
             f"{row.utilisation:.1%}",

@@ -60,6 +60,8 @@ def bench(request: Request) -> None:
         for note in notes:
             console.print(f"note: {note}")
         runs[name] = prepare(chosen)
+        # Before anything is measured.
+        runs[name].method.check_replicas(config.run.replicas)
     found: dict[str, list[float]] = {label: [] for label in runs}
     with _measuring(config) as run:
         for turn in range(request.repeats):

@@ -389,6 +389,13 @@ class Method(ABC):
             )
         return None
 
+    def check_replicas(self, replicas: int) -> None:
+        """Raise `ConfigError` unless it can train so many replicas."""
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+            raise ConfigError(f"replicas must be a whole number, at least 1, got {replicas!r}")
+        if replicas > 1 and self.unreplicable is not None:
+            raise ConfigError(f"{self.name} cannot train {replicas} replicas: {self.unreplicable}")
+
     # -------------------------------------------------------------- what it measures
 
     def probing(self, every: int) -> Method | None:

@@ -38,6 +38,7 @@ class SweepRow:
     staleness: float
     memory_bytes: float
     communication_bytes: float
+    replicas: int = 1
 
 
 def parse_counts(text: str) -> list[int]:
@@ -76,6 +77,7 @@ def sweep(
     batch_size: int | None = None,
     machine: Machine | None = None,
     linear: Sequence[bool] | None = None,
+    replicas: int = 1,
 ) -> list[SweepRow]:
     """Simulate every method on every number of devices.
 
@@ -90,7 +92,14 @@ def sweep(
     for method in methods:
         for count in counts:
             run = simulate_method(
-                method, costs, count, batches=batches, batch_size=batch_size, machine=machine, linear=linear
+                method,
+                costs,
+                count,
+                batches=batches,
+                batch_size=batch_size,
+                machine=machine,
+                linear=linear,
+                replicas=replicas,
             )
             simulation = run.simulation
             rows.append(
@@ -106,6 +115,7 @@ def sweep(
                     max(run.lateness) / (run.microbatches * run.method.accumulate),
                     max(run.device_bytes()),
                     float(sum(simulation.link_bytes.values())) * run.microbatches,
+                    replicas,
                 )
             )
     return rows

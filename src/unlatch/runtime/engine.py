@@ -37,7 +37,7 @@ from .compression import Compression
 from .events import Event, Recorder
 from .replicas import Columns
 from .stage import Stage
-from .station import Operation, Station
+from .station import SENT, Operation, Station
 from .timing import Timing
 
 __all__ = ["Engine", "Finished", "Order"]
@@ -144,7 +144,9 @@ class Engine:
         self.compression: Compression | None = None
         #: The process of each station.
         self.devices = devices or (0,) * schedule.stations
-        operations = {index: self.columns.operations(station) for index, station in self.stations.items()}
+        operations = {
+            index: self.columns.operations(station, schedule, mail.send) for index, station in self.stations.items()
+        }
         self._tasks = [self._resolve(entry, operations) for entry in schedule.entries]
         own = [(task, entry) for task, entry in zip(self._tasks, schedule.entries, strict=True) if task is not None]
         self._inlets = [(p.name, e.station) for _, e in own for p in e.takes if p.station == OUTSIDE]
@@ -504,6 +506,8 @@ class Engine:
             if scalars is not None and micro.id in counts:
                 scalars["count"] = counts[micro.id]
             for (name, receiver), payload in zip(task.gives, given, strict=True):
+                if payload is SENT:
+                    continue
                 self.mail.send(Message(name, receiver, micro, dense_tree(payload), station.version, scalars))
 
 

@@ -7,24 +7,20 @@ whatever micro-batches add up to, columns add up to as well: `schedule/replicate
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..nn.tree import aligned, map_tensors, split_batch
-from ..schedule import SHARE_ROWS, Kind, giving, taking
-from ..transport.mail import Micro
+from ..schedule import SHARE_ROWS, Kind, Replicated, Schedule, adding, giving, taking
+from ..transport.mail import Message, Micro
+from .gradient_sum import GradientSum
 from .station import Operation, Station
-from .updating import Updater
 
-__all__ = ["Columns", "GradientSum"]
-
-#: What a column tells the others: gradients as one tensor per dtype, and the parameters that have none.
-Told = tuple[list[Tensor], list[int]]
+__all__ = ["Columns"]
 
 
 @dataclass(frozen=True)
@@ -62,22 +58,55 @@ class Columns:
             )
         return min(microbatches, samples // self.count)
 
-    def operations(self, station: Station) -> Mapping[Kind, Operation]:
-        """All that a station does, for each kind of entry."""
+    def operations(
+        self, station: Station, schedule: Schedule, send: Callable[[Message], None]
+    ) -> Mapping[Kind, Operation]:
+        """All that a station does, for each kind of entry.
+
+        **Arguments:** `send`: takes messages that leave before it is the turn of the entry that lists them.
+        """
         usual = station.operations()
         if self.count == 1:
             return usual
+        assert isinstance(schedule, Replicated)
         found = {kind: self._with_own_rows(station.column, work) for kind, work in usual.items()}
         for kind in usual:
-            updaters = station.applied(kind)
-            if updaters is not None:
-                summing = GradientSum(updaters, station.column, self.count)
-                found[giving(kind)], found[taking(kind)] = summing.give, summing.take
+            found |= self._sums(station, kind, schedule, found, send)
             if kind.cost == "forward":
                 found[giving(kind)] = functools.partial(self._tell_loss, station)
                 found[taking(kind)] = functools.partial(self._hear_loss, station)
         if station.number == 0:
             found[SHARE_ROWS] = self._share_out
+        return found
+
+    def _sums(
+        self,
+        station: Station,
+        kind: Kind,
+        schedule: Replicated,
+        known: Mapping[Kind, Operation],
+        send: Callable[[Message], None],
+    ) -> dict[Kind, Operation]:
+        """What a station does to sum the gradients that an entry applies, if it applies any."""
+        updaters, own = station.applied(kind), (giving(kind), station.number)
+        entry = next((entry for entry in schedule.entries if (entry.kind, entry.station) == own), None)
+        if updaters is None or entry is None:
+            return {}
+        summing = GradientSum(updaters, station.column, self.count, len(entry.gives) // (self.count - 1))
+        found: dict[Kind, Operation] = {giving(kind): summing.give}
+        if self.count == 2:
+            found[taking(kind)] = summing.take_all
+        else:
+            found |= {adding(kind): summing.add, taking(kind): summing.take_sums}
+        # Networks beside a stage learn at other times than it does.
+        complete = None if kind in schedule.also else schedule.completes(kind, station.index)
+        if complete is not None and complete in known:
+
+            def send_part(micro: Micro, port: int, payload: Any) -> None:
+                name, receiver = entry.gives[port]
+                send(Message(name, receiver, micro, payload, station.version))
+
+            found[complete] = summing.watching(known[complete], send_part)
         return found
 
     def _with_own_rows(self, column: int, work: Operation) -> Operation:
@@ -112,50 +141,3 @@ class Columns:
             total = sum(self.share(micro, column) * loss for column, (loss, _) in enumerate(told))
         station.losses[micro.id] = total
         return ()
-
-
-class GradientSum:
-    """Gradients of one place in the network, summed over its replicas, alike in all of them to the last bit.
-
-    **Arguments:** `updaters`: whose gradients; `column`, `columns`: which replica of how many this is.
-    """
-
-    def __init__(self, updaters: Sequence[Updater], column: int, columns: int) -> None:
-        self._params = [p for updater in updaters for p in updater.params]
-        self._names = [name for updater in updaters for name in updater.place.names]
-        self._column, self._columns = column, columns
-        self._own: Told = [], []
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for number, p in enumerate(self._params):
-            by_dtype.setdefault(p.dtype, []).append(number)
-        self._buckets = list(by_dtype.values())
-
-    def give(self, micro: Micro) -> Sequence[Any]:
-        """Tell all other columns."""
-        for name, p in zip(self._names, self._params, strict=True):
-            if p.grad is not None and p.grad.is_sparse:
-                raise ConfigError(
-                    f"the gradient of {name} is sparse, and replicas sum dense ones: build the layer with sparse=False"
-                )
-        flat = [torch.cat([self._gradient(number) for number in bucket]) for bucket in self._buckets]
-        self._own = flat, [number for number, p in enumerate(self._params) if p.grad is None]
-        return [self._own] * (self._columns - 1)
-
-    def take(self, micro: Micro, *others: Told) -> Sequence[Any]:
-        """Replace the gradients by the sum over all columns, in their order."""
-        own, self._own = self._own, ([], [])
-        flats, lacking = zip(*others[: self._column], own, *others[self._column :], strict=True)
-        nowhere = set(lacking[0]).intersection(*lacking)
-        for bucket, parts in zip(self._buckets, zip(*flats, strict=True), strict=True):
-            total = parts[0] + parts[1]
-            for part in parts[2:]:
-                total += part
-            sizes = [self._params[number].numel() for number in bucket]
-            for number, gradient in zip(bucket, total.split(sizes), strict=True):
-                p = self._params[number]
-                p.grad = None if number in nowhere else gradient.view(p.shape)
-        return ()
-
-    def _gradient(self, number: int) -> Tensor:
-        p = self._params[number]
-        return (p.grad if p.grad is not None else torch.zeros_like(p)).detach().reshape(-1)

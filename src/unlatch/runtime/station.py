@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -14,10 +14,13 @@ from .stage import Returned, Stage
 from .trained import Trained
 from .updating import Updater
 
-__all__ = ["ChainStation", "Operation", "Roundable", "Station"]
+__all__ = ["SENT", "ChainStation", "Operation", "Roundable", "Station"]
 
 #: Takes the micro-batch and what the entry takes; returns what the entry gives. Both in the order of the ports.
 Operation: TypeAlias = Callable[..., Sequence[Any]]
+
+#: In place of what an entry gives and has sent already.
+SENT: Final = object()
 
 #: What of a message may be rounded for a slow link: nothing, all of it, or the first of several parts.
 Roundable: TypeAlias = Literal["nothing", "all", "first"]

@@ -12,7 +12,7 @@ from .flushed import ZBH1, ZBH2, Flushed, GPipe, OneFOneB, Sequential
 from .occupancy import Buffers, buffers, staleness, steady_buffers, versions
 from .periodic import Periodic, forward_locked, one_f_one_b_async, rounds, split_rounds, ticked
 from .picture import TickEntry, entry_table, gantt, lockstep, slot_table, tick_entries, timetable
-from .replicated import SHARE_ROWS, Replicated, giving, taking
+from .replicated import SHARE_ROWS, Replicated, adding, giving, parts_of, taking
 from .runs import Streams, by_station, place, streams, unroll, update_ends
 from .simulator import Timeline, simulate
 from .validity import check, check_order, check_schedule, interleave
@@ -45,6 +45,7 @@ __all__ = [
     "Timeline",
     "WholeNorm",
     "Workload",
+    "adding",
     "buffers",
     "by_station",
     "chain_entry",
@@ -58,6 +59,7 @@ __all__ = [
     "interleave",
     "lockstep",
     "one_f_one_b_async",
+    "parts_of",
     "place",
     "rounds",
     "simulate",

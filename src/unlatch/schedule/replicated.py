@@ -9,6 +9,18 @@ others, so that checks, room for messages, simulation and timetables know of the
     U>   gradients that are complete, before they are applied          gives gradients to all other columns
     U<   their sum, in the order of the columns                        takes gradients of all other columns
 
+From three columns on, each one adds up a share of the elements for all of them, so that twice the gradients leave it in
+place of one time for every other column. The order of additions stays that of the columns:
+
+    U>   gradients that are complete, before they are applied          gives each other column its share of them
+    U=   the sum of a share, in the order of the columns               takes these shares, gives the sum to all others
+    U<   all sums                                                      takes the sums of all other columns
+
+Gradients travel in parts, each of which is a port of `U>`. All but the last may leave before it is the turn of `U>`, in
+the backward that completes them (`Replicated.completes`). Nobody can tell but for the time: a station takes nothing
+between the two, so it knows no more of others at the second, and messages pile up no higher. So room, checks and
+simulation are those of the entries that are listed.
+
 An entry of the schedule becomes one of every column, with all columns at the same point before any of them goes on: an
 order in which one process can do everything, and which keeps the order of each column. So what columns wait for is
 never behind themselves. Rows come first because a process learns from them that there is a batch: one that had to wait
@@ -17,6 +29,7 @@ for the gradients of others before it shares rows out would wait for ever.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,10 +39,21 @@ from .entries import OUTSIDE, Entry, Kind, Port, Route, Schedule
 from .whole_norm import ADD_SQUARES
 from .workload import Workload
 
-__all__ = ["SHARE_ROWS", "Replicated", "giving", "taking"]
+__all__ = ["SHARE_ROWS", "Replicated", "adding", "giving", "parts_of", "taking"]
 
 SHARE_ROWS = Kind("D+")
 _ROWS = "rows"
+#: Parts that gradients travel in, the bytes below which a part is not worth a message, and those that it has at most.
+_PARTS, _LEAST, _MOST = 8, 2**19, 25 * 2**20
+
+
+def parts_of(nbytes: float) -> int:
+    """In how many parts gradients of so many bytes travel.
+
+    >>> [parts_of(nbytes) for nbytes in (1e4, 1.1e6, 1e8, 1e9)]
+    [1, 2, 8, 39]
+    """
+    return max(1, min(_PARTS, int(nbytes // _LEAST)), math.ceil(nbytes / _MOST))
 
 
 def giving(kind: Kind) -> Kind:
@@ -42,6 +66,11 @@ def taking(kind: Kind) -> Kind:
     return Kind(f"{kind}<")
 
 
+def adding(kind: Kind) -> Kind:
+    """The kind of the entry by which each of three or more columns adds up its share of what all of them give."""
+    return Kind(f"{kind}=")
+
+
 @dataclass(frozen=True)
 class Replicated(Schedule):
     """A schedule done by `replicas` columns at once.
@@ -52,6 +81,7 @@ class Replicated(Schedule):
 
     - `base`: what each column does.
     - `also`: kinds of entries, beside updates, that apply gradients: of networks that are trained beside the stages.
+    - `parts`: for each station of `base`, how many its gradients travel in; one by default.
 
     >>> from .flushed import Sequential
     >>> from .runs import unroll
@@ -62,6 +92,7 @@ class Replicated(Schedule):
     base: Schedule
     replicas: int
     also: frozenset[Kind] = field(default_factory=frozenset)
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         inlets = [entry for entry in self.base.entries if _enters(entry)]
@@ -150,6 +181,26 @@ class Replicated(Schedule):
     def _asks_for_norm(self) -> bool:
         return any(entry.kind is ADD_SQUARES for entry in self.base.entries)
 
+    def completes(self, update: Kind, station: int) -> Kind | None:
+        """The kind of entry that adds the last of the gradients that an `update` of a station of `base` applies.
+
+        It does so for the micro-batch that ends the update, and the station takes nothing between the two. `None` where
+        the schedule does not tell; an incomplete accumulation, applied at the end of a run, has no such micro-batch.
+
+        >>> from .flushed import ZBH1
+        >>> Replicated(ZBH1(2), 2).completes(Kind.U, 0)
+        'W'
+        """
+        own = [entry for entry in self.base.entries if entry.station == station]
+        at = next(n for n, entry in enumerate(own) if entry.kind is update)
+        for entry in reversed(own[:at]):
+            if entry.kind.cost in ("backward", "weight gradient"):
+                known = entry.when is None and entry.per == "micro" and entry.offset == own[at].offset
+                return entry.kind if known and own[at].when is None else None
+            if entry.takes:
+                return None
+        return None
+
     # ------------------------------------------------------------------- entries of columns
 
     @property
@@ -189,14 +240,31 @@ class Replicated(Schedule):
     def _give(self, update: Entry) -> Iterator[Entry]:
         for own in self._columns:
             station, others = self._at(update.station, own), self._others(update, own)
-            gives = tuple(Port(_from(update, own), other) for _, other in others)
+            gives = tuple(Port(name, other) for _, other in others for name in self._names(update, own))
             yield replace(update, kind=giving(update.kind), station=station, takes=(), gives=gives)
 
     def _sum(self, update: Entry) -> Iterator[Entry]:
-        for own in self._columns:
-            station, others = self._at(update.station, own), self._others(update, own)
-            takes = tuple(Port(_from(update, column), other) for column, other in others)
+        kind, ways = taking(update.kind), [(own, self._others(update, own)) for own in self._columns]
+        if self._shares:
+            kind = adding(update.kind)
+        for own, others in ways:
+            takes = tuple(Port(name, other) for column, other in others for name in self._names(update, column))
+            gives = tuple(Port(f"{kind}/{own}", other) for _, other in others) if self._shares else ()
+            yield replace(update, kind=kind, station=self._at(update.station, own), takes=takes, gives=gives)
+        for own, others in ways if self._shares else ():
+            takes = tuple(Port(f"{kind}/{column}", other) for column, other in others)
+            station = self._at(update.station, own)
             yield replace(update, kind=taking(update.kind), station=station, takes=takes, gives=())
+
+    @property
+    def _shares(self) -> bool:
+        """Whether each column adds up a share for all. Two would send as much, and wait twice."""
+        return self.replicas > 2
+
+    def _names(self, update: Entry, column: int) -> list[str]:
+        """What the parts of the gradients of a column are called."""
+        beside = not self.parts or update.kind in self.also
+        return [f"{_from(update, column)}.{n}" for n in range(1 if beside else self.parts[update.station])]
 
     def _others(self, entry: Entry, own: int) -> list[tuple[int, int]]:
         return [(column, self._at(entry.station, column)) for column in self._columns if column != own]
@@ -208,7 +276,8 @@ class Replicated(Schedule):
 
         Each has its share of the rows, and of the time and bytes that go with them; its updates are as long as ever.
 
-        **Arguments:** `gradients`: bytes that each station sums before its update; none by default.
+        **Arguments:** `gradients`: bytes that each station sums before its update; none by default. They leave when the
+        backward has ended, so times are an upper bound where parts of them leave before.
 
         >>> from .channel import Channel
         >>> from .flushed import Sequential
@@ -220,23 +289,34 @@ class Replicated(Schedule):
         >>> simulate(streams(two, [1]), work, Machine(Channel(bandwidth=10))).makespan
         10.0
         """
+        times: list[dict[Kind, float]] = [{} for _ in range(self.base.stations)]
+        sizes: dict[Route | str, float] = {}
+        for entry in self.base.entries:
+            time = one.time(entry)
+            times[entry.station][entry.kind] = time if entry.kind.cost == "update" else time / self.replicas
+            sizes |= {route: one.bytes(route) / self.replicas for route in entry.outgoing}
+        kept = [size / self.replicas for size in one.kept_bytes(self.stages)]
+        return self.together(Workload(times, sizes, kept), gradients)
+
+    def together(self, column: Workload, gradients: Sequence[float] = ()) -> Workload:
+        """What the columns cost, given what each of them costs for its share of micro-batches.
+
+        **Arguments:** `gradients`: as for `workload`.
+        """
         kinds = {entry.kind for entry in self.base.entries}
-        alone = [{kind: one.time(Entry(kind, station)) for kind in kinds} for station in range(self.base.stations)]
-        times = [
-            {kind: time if kind.cost == "update" else time / self.replicas for kind, time in found.items()}
-            for found in alone
-        ]
+        times = [{kind: column.time(Entry(kind, station)) for kind in kinds} for station in range(self.base.stations)]
         sizes: dict[Route | str, float] = {}
         for entry in self.base.entries:
             for name, sender, receiver in entry.outgoing:
-                for column in self._columns:
-                    route = name, self._at(sender, column), self._at(receiver, column)
-                    sizes[route] = one.bytes((name, sender, receiver)) / self.replicas
+                for own in self._columns:
+                    sizes[name, self._at(sender, own), self._at(receiver, own)] = column.bytes((name, sender, receiver))
         for entry in self.entries:
-            if gradients and entry.per == "update" and entry.kind not in kinds:
-                sizes |= dict.fromkeys(entry.outgoing, gradients[entry.station % self.base.stations])
-        kept = [size / self.replicas for size in one.kept_bytes(self.stages)]
-        return Workload(times * self.replicas, sizes, kept)
+            if gradients and entry.gives and entry.per == "update" and entry.kind not in kinds:
+                whole = gradients[entry.station % self.base.stations]
+                each = whole / self.replicas if self._shares else whole
+                parts = len(entry.gives) // (self.replicas - 1)
+                sizes |= dict.fromkeys(entry.outgoing, each / parts)
+        return Workload(times * self.replicas, sizes, column.kept_bytes(self.stages))
 
     # ------------------------------------------------------------------------------- order
 

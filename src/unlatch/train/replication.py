@@ -19,8 +19,7 @@ def ranks_per_replica(replicas: int, ranks: int, method: Method, sample: tuple[T
     >>> ranks_per_replica(2, 6, get("1f1b")), ranks_per_replica(2, 1, get("1f1b"))
     (3, 1)
     """
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-        raise ConfigError(f"replicas must be a whole number, at least 1, got {replicas!r}")
+    method.check_replicas(replicas)
     if ranks > 1 and ranks % replicas:
         raise ConfigError(
             f"{ranks} ranks cannot be shared out among {replicas} replicas: every replica needs equally many; start "
@@ -29,8 +28,6 @@ def ranks_per_replica(replicas: int, ranks: int, method: Method, sample: tuple[T
         )
     if replicas == 1:
         return ranks
-    if method.unreplicable is not None:
-        raise ConfigError(f"{method.name} cannot train {replicas} replicas: {method.unreplicable}")
     if sample is not None and batch_size(sample) < replicas:
         raise DataError(
             f"the sample has {batch_size(sample)} row(s) for {replicas} replicas: expected a batch like those that are "

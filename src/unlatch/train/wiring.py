@@ -10,7 +10,7 @@ from functools import partial
 
 from ..errors import ConfigError, PlanError, ScheduleError
 from ..methods import Method
-from ..nn.chain import chain
+from ..nn.chain import chain, cut
 from ..nn.device import Accelerator
 from ..nn.parts import in_parts
 from ..plan import Plan
@@ -21,7 +21,7 @@ from ..runtime.evaluation import evaluation_schedule
 from ..runtime.faulty import break_engine, check_faults
 from ..runtime.replicas import Columns
 from ..runtime.station import ChainStation, Station
-from ..schedule import OUTSIDE, Replicated, Schedule, WholeNorm, steady_buffers
+from ..schedule import OUTSIDE, Replicated, Schedule, WholeNorm, parts_of, steady_buffers
 from ..transport.faults import Faults
 from ..transport.faulty_link import FaultyLink
 from ..transport.link import Carrier, Link
@@ -69,7 +69,8 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
             f"{blueprint.stages}: a schedule must be made for the number of stages that it is asked for"
         )
     if blueprint.replicas > 1:
-        schedule = Replicated(schedule, blueprint.replicas, method.also_applies)
+        travelling = _gradient_parts(blueprint, schedule.stations)
+        schedule = Replicated(schedule, blueprint.replicas, method.also_applies, travelling)
     width = len(devices)
     devices = [rank + column * blueprint.span for column in range(blueprint.replicas) for rank in devices]
     # No device of one replica is one of another.
@@ -168,6 +169,15 @@ def _stations(blueprint: Blueprint, method: Method, width: int) -> dict[int, Sta
             station.number, station.column = index + number * width, number
             found[station.number] = station
     return found
+
+
+def _gradient_parts(blueprint: Blueprint, stations: int) -> tuple[int, ...]:
+    """In how many parts the gradients of each station travel; the same on all ranks, whatever they hold."""
+    found = []
+    for part in cut(blueprint.blocks, blueprint.plan.starts):
+        weights = {id(p): p.nbytes for block in part for p in block.module.parameters() if p.requires_grad}
+        found.append(parts_of(sum(weights.values())))
+    return tuple((*found, *[1] * stations)[:stations])
 
 
 def _check_scaling(method: Method, stations: Iterable[Station], replicas: int) -> None:
