@@ -8,7 +8,7 @@ import compile_jobs
 from compile_jobs import same
 from unlatch.errors import ConfigError
 
-METHODS = ("1f1b", "pipedream", "dtr", "dtrp")
+METHODS = ("1f1b", "pipedream", "dtrp")
 
 
 def test_ranks_and_resume_give_the_bits_of_one_process(ranks2, tmp_path):
