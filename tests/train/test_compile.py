@@ -153,6 +153,12 @@ def test_beyond_the_most_shapes_stages_run_uncompiled_and_say_so(graphs, caplog)
     torch.testing.assert_close(losses, [plain.step(x, y).loss for x, y in data])
 
 
+def test_compiled_and_uncompiled_graphs_of_one_stage_bear_each_other(monkeypatch):
+    """Batch norm counts in both while graphs of both kinds wait for their backward."""
+    monkeypatch.setattr("unlatch.nn.compiled.MOST_SHAPES", 1)
+    close(trained("pipedream"), trained("pipedream", compile=False))
+
+
 def test_which_shapes_have_code_is_part_of_the_state(graphs, tmp_path):
     """After a resume a shape that came too late must not get code because others have not come yet."""
     run = small()
@@ -184,6 +190,7 @@ def test_dynamic_shapes_share_code(graphs):
     [
         ("zb-h1", "zb-h1 does the two halves of a backward apart"),
         (unlatch.methods.get("fdg", weights="latest"), 'fdg gives a kept graph other weights \\(weights="latest"\\)'),
+        (unlatch.methods.get("auxnet", form="lagrangian", multiplier="rebuild"), "auxnet goes backward twice"),
         (unlatch.methods.get("layerpipe", mode="stages", weights="average"), 'weights="average"'),
         (unlatch.methods.get("layerpipe", mode="stages", split_backward=True), "two halves of a backward apart"),
     ],

@@ -160,7 +160,8 @@ class Compiled:
             for buffers, name, average in averages:
                 buffers[name] = average
         for (_, _, average), copy in zip(averages, copies, strict=True):
-            average.copy_(copy)
+            # As torch's own batch norm, without a mark for autograd: a graph of an uncompiled pass has them saved, too.
+            average.data.copy_(copy)
 
     def _way_out(self, error: Exception) -> str:
         if self._how.fullgraph and "Unsupported" in type(error).__name__:

@@ -102,6 +102,8 @@ def check_compile(blueprint: Blueprint, method: Method, schedule: Schedule) -> N
     modules = [StageChain(part, blueprint.model) for part in parts]
     if any(entry.kind.cost in ("input gradient", "weight gradient") for entry in schedule.entries):
         why = "does the two halves of a backward apart, and compiled code has only one backward for both"
+    elif method.repeats_backward:
+        why = "goes backward twice through one graph, and compiled code writes over what it saved the first time"
     elif any(isinstance(part, Coupling) for module in modules for part in module.modules()):
         why = "would train reversible couplings, which draw and replay random numbers while they run"
     elif any(rules.activation.at(i, len(modules), module).inverts for i, module in enumerate(modules)):
