@@ -7,6 +7,7 @@ import signal
 __all__ = [
     "CallbackFailed",
     "CheckpointMismatch",
+    "CompileFailed",
     "ConfigError",
     "DataError",
     "Interrupted",
@@ -112,6 +113,10 @@ class NonFiniteLoss(NonFinite):
 
 class StageFailed(UnlatchError):
     """User code raised inside a stage; the original exception is the cause."""
+
+
+class CompileFailed(UnlatchError):
+    """The compiler made no code of a stage, which runs without; its own error is the cause."""
 
 
 class CallbackFailed(UnlatchError):

@@ -50,6 +50,7 @@ seed = 7
 precision = "bf16"
 device = "cpu"
 clip_grad_norm = 1
+compile = {backend = "aot_eager", dynamic = true}
 split = ["body.4", "body.9"]
 plan = "plan.json"
 threads = 2
@@ -108,6 +109,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
         "clip_norm_of": "stage",
         "nonfinite": "stop",
         "messages": "exact",
+        "compile": {"backend": "aot_eager", "dynamic": True},
         "split": ("body.4", "body.9"),
         "plan": "plan.json",
         "threads": 2,

@@ -137,6 +137,25 @@ def test_everybody_takes_part() -> None:
     assert found == [*plain, *torch_ones, "unlatch dtr"]
 
 
+def test_who_can_be_compiled_takes_part_twice() -> None:
+    found = [str(system) for system in everybody(subject(), 2, [get("dtr")], [2], compile="aot_eager")]
+    plain = ["pytorch 1 thread", "limit independent processes", "pytorch 1 thread, compiled", "pytorch 2 threads"]
+    assert found[:4] == plain
+    assert found[-2:] == ["unlatch dtr", "unlatch dtr, compiled"]
+
+
+def test_compiled_systems_learn_the_same_and_one_that_cannot_has_a_reason(ranks2) -> None:
+    data = batches(3)
+    ways = [(Plain(1, way), Ours(get("1f1b", microbatches=2), compile=way)) for way in (False, "aot_eager")]
+    found = [
+        [ranks2.run(learnt, system.fitted(subject(), 2), subject(), data)[0] for system in systems] for systems in ways
+    ]
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UnlatchError, match="zb-h1 does the two halves of a backward apart"):
+        Ours(get("zb-h1"), compile="aot_eager").fitted(subject(), 2)
+
+
 def test_bf16_runs_forwards_under_autocast() -> None:
     seen: list[torch.dtype] = []
     one = Subject(layers, batch, lambda out, y: (seen.append(out.dtype), (out - y).square().mean())[1], None, "bf16")

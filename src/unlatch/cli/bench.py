@@ -23,6 +23,9 @@ def command(
     repeats: Annotated[int, typer.Option(min=1, help="How often each method is measured, taking turns.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Batches in one measurement.")] = 20,
     skip: Annotated[int, typer.Option(min=0, help="Batches before it, which fill the pipeline.")] = 5,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Measure everything twice, as it is and compiled by torch.compile.")
+    ] = False,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
     ] = None,
@@ -34,9 +37,11 @@ def command(
     \b
     unlatch bench conf.toml --methods 1f1b,pipedream,fdg,dtr --stages 2
     unlatch bench conf.toml --methods dtrp --stages 4 --processes 2 --repeats 9 --json
+    unlatch bench conf.toml --methods pipedream,dtr --stages 2 --compile
 
     In samples per second, and as a ratio to backpropagation in one process. Methods take turns, so that whatever else
-    the machine does hits all of them alike; the ratio is the median of the ratios within each turn.
+    the machine does hits all of them alike; the ratio is the median of the ratios within each turn. Compiling is over
+    before a measurement begins.
     `unlatch bench throughput` compares with DDP, torch's own pipelines and the limit of the machine as well.
     """
     from .speeds import Request, bench
@@ -51,6 +56,7 @@ def command(
             repeats=repeats,
             steps=steps,
             skip=skip,
+            compiled=compiled,
             overrides=overrides or [],
             data_dir=data_dir,
             as_json=as_json,

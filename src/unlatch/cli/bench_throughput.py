@@ -17,6 +17,9 @@ def command(
     rounds: Annotated[int | None, typer.Option(min=1, help="Interleaved rounds; 5, with --quick 3.")] = None,
     steps: Annotated[int | None, typer.Option(min=2, help="Batches per measurement; 12, with --quick 4.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Within 3 minutes: fewer rounds and micro-batches.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Measure plain PyTorch and our methods compiled as well.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Picture of the rows, as PNG or SVG.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any setting; repeatable.")
@@ -43,6 +46,7 @@ def command(
             rounds=rounds or (3 if quick else 5),
             steps=steps or (4 if quick else 12),
             quick=quick,
+            compiled=compiled,
             out=out,
             overrides=overrides or [],
             data_dir=data_dir,

@@ -203,6 +203,7 @@ def _parallelize(config: Config, model: nn.Module, method: Method, **changes: An
         "seed": config.run.seed,
         "nonfinite": config.run.nonfinite,
         "messages": config.run.messages,
+        "compile": config.run.compile,
     }
     return parallelize(model, method, **{**settings, **changes})
 

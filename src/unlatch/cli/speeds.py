@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from ..config import Config, from_mapping
 from ..data.loader import Loader
@@ -19,6 +20,8 @@ from ..errors import ConfigError
 from ..io.versions import versions
 from ..methods import BASELINE, get
 from ..table import Table
+from ..throughput.timing import WARM
+from ..train.compile_options import DEFAULT_BACKEND
 from ..transport.launch import Ranks
 from .console import emit_json, people
 from .prepare import PreparedRun, loaders, make_run, prepare
@@ -28,6 +31,8 @@ from .settings import options_by_hand, read_settings, with_method, with_run
 __all__ = ["Request", "bench", "measure"]
 
 _LABEL = f"{BASELINE}, one process"
+#: The settings that batches depend on.
+_OF_LOADER: Any = {"model": True, "data": True, "run": {"seed", "device"}}
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Request:
     repeats: int
     steps: int
     skip: int
+    compiled: bool
     overrides: list[str]
     data_dir: str | None
     as_json: bool
@@ -54,12 +60,13 @@ def bench(request: Request) -> None:
     if not names:
         raise ConfigError("--methods names none: expected names separated by commas")
     console, by_hand = people(request.as_json), options_by_hand(request.overrides)
-    runs = {_LABEL: prepare(_baseline(config))}
+    compiling = config.run.compile or (DEFAULT_BACKEND if request.compiled else False)
+    runs = dict(_both_ways(_LABEL, _baseline(config), compiling, console))
     for name in names:
         chosen, notes = with_method(config, name, by_hand & {option.name for option in fields(get(name))})
         for note in notes:
             console.print(f"note: {note}")
-        runs[name] = prepare(chosen)
+        runs |= _both_ways(name, chosen, compiling, console)
         # Before anything is measured.
         runs[name].method.check_replicas(config.run.replicas)
     found: dict[str, list[float]] = {label: [] for label in runs}
@@ -77,14 +84,29 @@ def bench(request: Request) -> None:
         console.print(_table(rows).text())
 
 
+def _both_ways(
+    label: str, config: Config, compiling: bool | str | dict[str, Any], console: Console
+) -> Iterator[tuple[str, PreparedRun]]:
+    """A run as it is and, if that is asked for and can be, compiled; by the names of their rows."""
+    yield label, prepare(with_run(config, compile=False))
+    if compiling:
+        try:
+            yield f"{label}, compiled", prepare(with_run(config, compile=compiling))
+        except ConfigError as error:
+            console.print(f"note: {error}")
+
+
 def measure(prepared: PreparedRun, steps: int, skip: int) -> float:
     """Samples per second of a run, once its pipeline is full. Called alike on every rank."""
     torch.set_num_threads(prepared.config.run.threads)
     with all_ranks() as world:
         reads = world.rank == 0 or prepared.method.reads_on_every_rank
-        loader = _loader(prepared.config.model_dump_json(include={"model", "data", "run"})) if reads else None
+        loader = _loader(prepared.config.model_dump_json(include=_OF_LOADER)) if reads else None
         sample = world.broadcast(loader.batch(0, 0) if loader is not None else None)
         with make_run(prepared, sample) as run:
+            if prepared.config.run.compile:
+                # Code is made when it is first run, which for backwards is when the pipeline is full.
+                skip = max(skip, WARM + -(-run.schedule.depth // run.method.per_batch))
             for number in range(skip):
                 run.step(*_batch(loader, number))
             start = time.perf_counter()
@@ -115,7 +137,7 @@ def _measuring(config: Config) -> Iterator[Any]:
         yield lambda label, *job: measure(*job)
         return
     with Ranks(config.run.processes, threads=config.run.threads) as ranks:
-        yield lambda label, *job: measure(*job) if label == _LABEL else ranks.run(measure, *job)[0]
+        yield lambda label, *job: measure(*job) if label.startswith(_LABEL) else ranks.run(measure, *job)[0]
 
 
 def _settings(request: Request) -> Config:

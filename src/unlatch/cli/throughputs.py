@@ -16,6 +16,7 @@ from ..methods import Method, get, names
 from ..nn.tree import Tree
 from ..table import Table
 from ..throughput import Row, Subject, compare, draw, everybody
+from ..train.compile_options import DEFAULT_BACKEND
 from .console import emit_json, people
 from .planning import writable
 from .prepare import build_model, loaders, model_options
@@ -39,6 +40,7 @@ class Request:
     rounds: int
     steps: int
     quick: bool
+    compiled: bool
     out: Path | None
     overrides: list[str]
     data_dir: str | None
@@ -55,7 +57,8 @@ def bench_throughput(request: Request) -> None:
     chosen = _methods(config, request.methods, request.overrides)
     console = people(request.as_json)
     subject = _subject(config)
-    systems = everybody(subject, ranks, chosen, _QUICK_PARTS if request.quick else _PARTS)
+    compiling = config.run.compile or (DEFAULT_BACKEND if request.compiled else False)
+    systems = everybody(subject, ranks, chosen, _QUICK_PARTS if request.quick else _PARTS, compile=compiling)
     rows = compare(
         subject,
         systems,

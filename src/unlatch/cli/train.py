@@ -28,6 +28,9 @@ def command(
     messages: Annotated[
         str | None, typer.Option(help="How states and gradients travel between stages: exact, bf16 or int8.")
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Stages by torch.compile; by another backend: --set run.compile=NAME.")
+    ] = False,
     device: Annotated[
         str | None, typer.Option(help="Where stages compute: auto, cpu, cuda (one per process), cuda:1.")
     ] = None,
@@ -122,6 +125,7 @@ def command(
                 "replicas": replicas,
                 "epochs": epochs,
                 "messages": messages,
+                "compile": "inductor" if compiled else None,
                 "device": device,
             },
             data_dir=data_dir,

@@ -145,10 +145,18 @@ class RunSettings(Section):
     clip_norm_of: Literal["stage", "model"] = "stage"
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"  # what to do about NaN and infinity
     messages: Literal["exact", "bf16", "int8"] = "exact"  # how states and gradients travel between stages
+    compile: bool | str | dict[str, Any] = False  # by torch.compile: true, a backend, or a table of its arguments
     split: Literal["auto"] | tuple[str, ...] = "auto"
     plan: str | None = None  # a file that `unlatch plan` wrote, where it places tasks (method layerpipe)
     threads: Annotated[int, Field(gt=0, le=4096)] = 1  # per process
     out: str | None = None
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _compile_form(cls, asked: Any) -> Any:
+        if not isinstance(asked, bool | str | dict):
+            raise ValueError(f"expected true, false, the name of a backend or a table, got {asked!r}")
+        return asked
 
     @field_validator("split", mode="before")
     @classmethod

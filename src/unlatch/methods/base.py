@@ -378,6 +378,11 @@ class Method(ABC):
     also_applies: ClassVar[frozenset[Kind]] = frozenset()
 
     @property
+    def repeats_backward(self) -> bool:
+        """Whether a stage goes backward twice through one graph."""
+        return False
+
+    @property
     def unreplicable(self) -> str | None:
         """Why replicas cannot be trained by it; `None` if they can."""
         if self.reads_on_every_rank:

@@ -268,9 +268,10 @@ class StageChain(nn.Module):
             x = map_tensors(Tensor.clone, x)
         elif not isinstance(x, Tensor):
             x = map_tensors(_itself, x)  # fresh containers: a block may write into a dict that it is given
-        return self._compose(x)
+        return self.compose(x)
 
-    def _compose(self, x: Tree) -> Tree:
+    def compose(self, x: Tree) -> Tree:
+        """The blocks one after the other, on a tree that they may write into."""
         for name, block in zip(self.names, self.blocks, strict=True):
             try:
                 x = block(x)
@@ -287,7 +288,7 @@ class StageChain(nn.Module):
         x = unflatten(structure, copies)
         watched = [copy for copy in copies if not copy.is_inference()]
         before = [copy._version for copy in watched]
-        x = self._compose(x)
+        x = self.compose(x)
         if len(watched) == len(copies):
             self._writes_input[self.training] = [copy._version for copy in watched] != before
         return x

@@ -352,6 +352,8 @@ class BackwardWeights(ABC):
     taken_at: ClassVar[Literal["forward", "current", "average"]] = "current"
     #: Whether a kept graph may outlive an update.
     bears_updates: ClassVar[bool] = True
+    #: Whether the backward through a kept graph is given other weights than its forward saved.
+    replaces_saved: ClassVar[bool] = False
 
     @abstractmethod
     def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
@@ -427,6 +429,7 @@ class Latest(BackwardWeights):
     """
 
     name: ClassVar[str] = "latest"
+    replaces_saved: ClassVar[bool] = True
 
     def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:
         return LatestView(params)
@@ -477,6 +480,7 @@ class Average(BackwardWeights):
     """A reconstruction of the weights of the forward from a moving average of the updates (LayerPipe2)."""
 
     name: ClassVar[str] = "average"
+    replaces_saved: ClassVar[bool] = True
     taken_at: ClassVar[Literal["forward", "current", "average"]] = "average"
 
     def at(self, params: Sequence[Tensor], place: StagePlace) -> BackwardView:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteLoss, ShapeMismatch
+from ..nn.compiled import Compilation, Compiled
 from ..nn.device import CPU, HALVES, Device
 from ..nn.randomness import mixed_seed, replayable
 from ..nn.statistics import frozen_statistics
@@ -43,6 +44,8 @@ class StageOptions:
     device: Device = CPU
     #: Which replica of the network the stage belongs to.
     column: int = 0
+    #: How forwards of training are compiled, if they are.
+    compilation: Compilation | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """A context in which forwards run in the precision that was chosen."""
@@ -93,12 +96,15 @@ class Passes(Measured):
         #: By what gradients are scaled, in half precision that needs it.
         self.scaling = LossScale() if options.precision == "fp16" else None
         self.whole = WholeBatch(options.loss_fn)
+        how = options.compilation
+        self.compiled = Compiled(module, how, f"stage {index}", self.whole.news.append) if how is not None else None
+        self._network: Callable[[Tree], Tree] = self.compiled or module
         self._statistics = frozen_statistics(module)
 
     def run(self, kept: Kept) -> Tree:
         """Evaluate the module and, at the last stage, the loss."""
         with self.passing(kept):
-            outputs = self.module(unflatten(kept.spec, kept.inputs))
+            outputs = self._network(unflatten(kept.spec, kept.inputs))
             if not self.last:
                 return outputs
             loss = self._checked_loss(self.options.loss_fn(outputs, kept.target), kept.micro)

@@ -253,6 +253,7 @@ class Stage(Passes):
             "count": self.count,
             "measured": self.measured_state(),
             "scaling": self.scaling.state() if self.scaling is not None else None,
+            "compiled": self.compiled.state() if self.compiled is not None else [],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -261,6 +262,8 @@ class Stage(Passes):
         self.updater.load(state["updater"])
         if self.scaling is not None and state.get("scaling") is not None:
             self.scaling.load(state["scaling"])
+        if self.compiled is not None:
+            self.compiled.load(state.get("compiled", []))
         self.kept = {}
         for saved in state["kept"]:
             kept = Kept.from_state(Micro(**saved["micro"]), saved)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import UnlatchError
 from ..methods import Method
@@ -15,11 +16,20 @@ __all__ = ["everybody"]
 
 
 def everybody(
-    subject: Subject, ranks: int, methods: Sequence[Method], microbatches: Sequence[int] = (2, 4, 8)
+    subject: Subject,
+    ranks: int,
+    methods: Sequence[Method],
+    microbatches: Sequence[int] = (2, 4, 8),
+    *,
+    compile: bool | str | Mapping[str, Any] = False,
 ) -> list[System]:
     """All systems for so many ranks; plain PyTorch with one thread and the limit, which others are related to, first.
 
-    **Arguments:** `methods`: ours; `microbatches`: of torch's pipelines.
+    **Arguments:**
+
+    - `methods`: ours.
+    - `microbatches`: of torch's pipelines.
+    - `compile`: how those that can are also compiled, as for `unlatch.parallelize`; each then has two rows.
 
     >>> from torch import nn, optim, zeros
     >>> one = Subject(lambda: nn.Linear(1, 1), lambda: (zeros(2, 1), zeros(2, 1)), nn.MSELoss(), optim.SGD)
@@ -31,4 +41,7 @@ def everybody(
     with contextlib.suppress(UnlatchError):
         starts = tuple(fused_cut(subject, ranks).starts)
     pipelines = [TorchPipeline(order, parts, starts) for order in ORDERS for parts in microbatches]
-    return [Plain(), Independent(), Plain(ranks), DDP(), *pipelines, *(Ours(method) for method in methods)]
+    ways = (False, compile) if compile else (False,)
+    ours = [Ours(method, compile=way) for method in methods for way in ways]
+    alone = [Plain(1, compile)] if compile else []
+    return [Plain(), Independent(), *alone, Plain(ranks), DDP(), *pipelines, *ours]

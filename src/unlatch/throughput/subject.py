@@ -50,7 +50,7 @@ class Subject:
         """What forwards run under."""
         return torch.autocast("cpu", torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def loss(self, module: nn.Module, x: Tree, y: Tree) -> torch.Tensor:
+    def loss(self, module: Callable[[Tree], Tree], x: Tree, y: Tree) -> torch.Tensor:
         """The loss of a batch. A loss of sum and count is their quotient."""
         with self.casting():
             output = module(x)

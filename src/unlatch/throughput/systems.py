@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,9 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UnlatchError
 from ..methods import Method
+from ..nn.compiled import Compilation
+from ..nn.device import CPU
 from ..nn.tree import Tree, batch_size, split_batch
 from ..plan import Plan
 from ..train import parallelize
+from ..train.compile_options import read_compile
 from .subject import Subject, Updates
 from .timing import WARM
 
@@ -105,8 +108,11 @@ class Loop:
 
     warm = WARM
 
-    def __init__(self, subject: Subject, module: nn.Module, data: tuple[Tree, Tree]) -> None:
+    def __init__(
+        self, subject: Subject, module: nn.Module, data: tuple[Tree, Tree], how: Compilation | None = None
+    ) -> None:
         self.subject, self.module = subject, module
+        self.forward = module if how is None else how.code(module)
         self.updates = Updates(subject, module)
         self.feed(data)
 
@@ -115,7 +121,7 @@ class Loop:
 
     def step(self) -> None:
         self.updates.clear()
-        self.subject.loss(self.module, *self.data).backward()  # type: ignore[no-untyped-call]
+        self.subject.loss(self.forward, *self.data).backward()  # type: ignore[no-untyped-call]
         self.updates.apply()
 
     def flush(self) -> None:
@@ -145,15 +151,19 @@ class _Replica(Loop):
 
 @dataclass(frozen=True)
 class Plain(System):
-    """PyTorch in one process."""
+    """PyTorch in one process.
+
+    **Arguments:** `count`: of threads; `compile`: as for `unlatch.parallelize`.
+    """
 
     count: int = 1
+    compile: bool | str | Mapping[str, Any] = False
 
     system = "pytorch"
 
     @property
     def method(self) -> str:
-        return f"{self.count} thread{'s' * (self.count > 1)}"
+        return f"{self.count} thread{'s' * (self.count > 1)}{', compiled' if self.compile else ''}"
 
     @property
     def threads(self) -> int:
@@ -163,7 +173,9 @@ class Plain(System):
         return 1
 
     def start(self, subject: Subject) -> Training | None:
-        return Loop(subject, subject.whole(), subject.batch()) if dist.get_rank() == 0 else None
+        if dist.get_rank() != 0:
+            return None
+        return Loop(subject, subject.whole(), subject.batch(), read_compile(self.compile, CPU))
 
 
 @dataclass(frozen=True)
@@ -209,17 +221,22 @@ class DDP(System):
 class Ours(System):
     """A method of this library, one stage per rank.
 
-    **Arguments:** `chosen`: with options; `plan`: where the model is cut, which `fitted` finds out.
+    **Arguments:**
+
+    - `chosen`: with options.
+    - `plan`: where the model is cut, which `fitted` finds out.
+    - `compile`: as for `unlatch.parallelize`.
     """
 
     chosen: Method
     plan: Plan | None = None
+    compile: bool | str | Mapping[str, Any] = False
 
     system = "unlatch"
 
     @property
     def method(self) -> str:
-        return self.chosen.name
+        return f"{self.chosen.name}{', compiled' if self.compile else ''}"
 
     @property
     def cut(self) -> tuple[int, ...] | None:
@@ -236,6 +253,7 @@ class Ours(System):
                 sample=subject.batch(),
                 plan=self.plan,
                 precision=subject.precision,
+                compile=self.compile,
                 device="cpu",
                 distributed=False,
             )
@@ -260,6 +278,7 @@ class _Running:
                 sample=self.data,
                 plan=ours.plan,
                 precision=subject.precision,
+                compile=ours.compile,
                 # As all others here.
                 device="cpu",
             )

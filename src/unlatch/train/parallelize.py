@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import torch
@@ -28,6 +28,7 @@ from ..runtime.updating import Optimizer
 from ..transport.faults import Faults
 from ..transport.rounding import Format, check_format
 from ..transport.world import World, current_world
+from .compile_options import read_compile
 from .handshake import shake_hands
 from .replication import check_replication, ranks_per_replica
 from .reversal import check_reversal
@@ -63,6 +64,7 @@ def parallelize(
     seed: int = 0,
     nonfinite: Literal["stop", "skip", "ignore"] = "stop",
     messages: Format = "exact",
+    compile: bool | str | Mapping[str, Any] = False,
     stall_limit: float = 60.0,
     distributed: bool | None = None,
     transport: Literal["auto", "gloo"] = "auto",
@@ -110,6 +112,8 @@ def parallelize(
       fault, as if it had never been fed. `"ignore"` does not look.
     - `messages`: how states and gradients travel between stages. `"bf16"` takes half of the bytes, `"int8"` a quarter,
       for slow links. Both change results, inline and on ranks alike; evaluations are exact.
+    - `compile`: whether stages run as code of `torch.compile`: `True`, the name of a backend, or a dict of `backend`,
+      `mode`, `options`, `fullgraph`, `dynamic`. Results are those without it within rounding.
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
     - `transport`: how messages travel between ranks. `"auto"`: between ranks of one machine through memory that both
@@ -137,6 +141,7 @@ def parallelize(
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         place_here = find_device(device, ranks=world.size)
+        compilation = read_compile(compile, place_here)
         # The model is on the CPU, and so is everything that is found out with it before training.
         batch = place_here.on_host(batch)
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
@@ -156,6 +161,7 @@ def parallelize(
             "loss_reduction": loss_reduction,
             "nonfinite": nonfinite,
             "messages": messages,
+            "compile": asdict(compilation) if compilation is not None else False,
         }
         shake_hands(world, chosen, asked, model)
         blocks = chain(model)
@@ -185,6 +191,7 @@ def parallelize(
             seed=seed,
             nonfinite=nonfinite,
             device=place_here,
+            compilation=compilation,
         )
         held_by_rank = place(stages, per_replica, [float(load) for load in plan.loads[:: plan.replication]])
         blueprint = Blueprint(

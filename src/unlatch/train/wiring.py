@@ -30,6 +30,7 @@ from ..transport.mail import Mail, Message
 from ..transport.rounding import Format
 from ..transport.staging import Staging
 from ..transport.world import World
+from .compile_options import check_compile
 from .rounding_options import compression_for
 from .run import Run
 
@@ -61,6 +62,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     schedule = method.program(blueprint)
     if blueprint.options.clips_whole_norm and schedule.flushes and blueprint.stages > 1:
         schedule = WholeNorm(schedule)
+    check_compile(blueprint, method, schedule)
     placed = method.placement(blueprint)
     devices = [blueprint.ranks[device] for device in placed]
     if schedule.stations != len(devices):

@@ -124,6 +124,11 @@ class BorderMethod(Local):
         """Where multipliers come from: a name, or a function."""
         return "none"
 
+    @property
+    def repeats_backward(self) -> bool:
+        # The first makes the multiplier that the second is given.
+        return bool(self.multiplier_source == "rebuild")
+
     def schedule(self, stages: int) -> Schedule:
         serial = self.serial_first > 0 or self.serial_every > 0 or self.serial_from is not None
         source = self.multiplier_source
