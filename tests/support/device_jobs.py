@@ -19,7 +19,7 @@ from unlatch.data.tensors import TensorData
 from unlatch.nn.device import Accelerator, find_device
 from unlatch.transport.mail import Message
 from unlatch.transport.staging import Leaving, Staging
-from unlatch.transport.wire import open_envelope, seal
+from unlatch.transport.wire import Reader, Writer
 
 
 def on_fake(job: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -206,19 +206,19 @@ def sent_and_received(forgotten: str = "") -> str:
     fake_device.install()
     device = find_device("fake")
     assert isinstance(device, Accelerator)
-    staging = _Careless(device, forgotten)
-    for number in range(3):
+    staging, writer, reader = _Careless(device, forgotten), Writer(), Reader(0)
+    for _ in range(3):
         given, target = torch.randn(2000), torch.arange(2000)
         x = device.here(given) * 2
         try:
             scalars: Any = {"loss": device.reading(x.sum())}
             outgoing = staging.leaving(Message("forward", 1, payload=({"x": x}, target), scalars=scalars))
             del x
-            header, blocks = seal(outgoing.on_host(), number)
-            envelope = open_envelope(header, staging.room)
-            for to, block in zip(envelope.blocks, blocks, strict=True):
+            sealed = writer.seal(outgoing.on_host())
+            envelope = reader.envelope(reader.head(sealed.header), sealed.body, staging.room)
+            for to, block in zip(envelope.blocks, sealed.blocks, strict=True):
                 to.copy_(block)
-            del outgoing, blocks
+            del outgoing, sealed
             message = staging.arriving(envelope.message())
             del envelope
             state, arrived = staging.landed(message.payload)
