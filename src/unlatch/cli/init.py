@@ -64,6 +64,7 @@ epochs = 2
 # clip_norm_of = "stage"    # or model, under methods that update all stages together
 # nonfinite = "stop"       # or skip, ignore: what to do about NaN and infinity
 # messages = "exact"       # or bf16, int8: fewer bytes between stages, for slow links; changes results
+# transport = "auto"       # or gloo: no shared memory; nccl: tensors from one cuda device to the next
 # split = "auto"           # or names of the blocks that start the second and later stages: ["body.4"]
 # plan = "plan.json"       # where `unlatch plan` places single tasks; with method layerpipe
 # threads = 1              # per process

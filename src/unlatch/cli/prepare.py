@@ -203,6 +203,7 @@ def _parallelize(config: Config, model: nn.Module, method: Method, **changes: An
         "seed": config.run.seed,
         "nonfinite": config.run.nonfinite,
         "messages": config.run.messages,
+        "transport": config.run.transport,
     }
     return parallelize(model, method, **{**settings, **changes})
 

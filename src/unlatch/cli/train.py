@@ -28,6 +28,9 @@ def command(
     messages: Annotated[
         str | None, typer.Option(help="How states and gradients travel between stages: exact, bf16 or int8.")
     ] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="Which way messages take between processes: auto, gloo, or nccl on cuda.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Where stages compute: auto, cpu, cuda (one per process), cuda:1.")
     ] = None,
@@ -122,6 +125,7 @@ def command(
                 "replicas": replicas,
                 "epochs": epochs,
                 "messages": messages,
+                "transport": transport,
                 "device": device,
             },
             data_dir=data_dir,

@@ -6,11 +6,14 @@ from collections import Counter
 from typing import Any
 
 from .faults import Faults, Trigger
-from .link import Link
+from .link import Departure, Link
 from .mail import Message
 from .wire import Sealed
 
 __all__ = ["FaultyLink"]
+
+# A message, and what goes another way with it.
+_Leaving = tuple[Sealed, Departure | None]
 
 
 class FaultyLink(Link):
@@ -19,27 +22,27 @@ class FaultyLink(Link):
     def __init__(self, *args: Any, faults: Faults) -> None:
         self._triggers = [Trigger(fault, faults.log) for fault in faults if fault.message is not None]
         self._sent: Counter[tuple[str, int]] = Counter()
-        self._overtaken: list[Sealed] = []
+        self._overtaken: list[_Leaving] = []
         super().__init__(*args)
 
-    def _transmit(self, message: Message, sealed: Sealed) -> None:
+    def _transmit(self, message: Message, sealed: Sealed, departure: Departure | None) -> None:
         box = (message.kind, message.stage)
         number = self._sent[box]
         self._sent[box] += 1
-        leaving = [sealed]
+        leaving: list[_Leaving] = [(sealed, departure)]
         held, self._overtaken = self._overtaken, []
         for trigger in self._triggers:
             if (trigger.fault.message, trigger.fault.stage) == box and trigger.pulled(number):
                 leaving = self._struck(trigger, leaving)
         for one in (*leaving, *held):
-            super()._transmit(message, one)
+            super()._transmit(message, *one)
 
-    def _struck(self, trigger: Trigger, leaving: list[Sealed]) -> list[Sealed]:
+    def _struck(self, trigger: Trigger, leaving: list[_Leaving]) -> list[_Leaving]:
         match trigger.fault.what:
             case "delay":
                 trigger.linger()
             case "corrupt":
-                return [_damaged(sealed, trigger.fault.part == "payload") for sealed in leaving]
+                return [(_damaged(sealed, trigger.fault.part == "payload"), rest) for sealed, rest in leaving]
             case "drop":
                 return []
             case "duplicate":

@@ -163,23 +163,22 @@ class Link:
     def _send_all(self) -> None:
         try:
             while (item := self._outbox.get()) is not None:
-                if isinstance(item, Message):
-                    self._transmit(item, self._writer.seal(item))
-                else:
-                    message = item.on_host()
-                    self._transmit(message, self._writer.seal(message))
-                    self.bytes_sent += item.follow()
+                departure = None if isinstance(item, Message) else item
+                message = item if isinstance(item, Message) else item.on_host()
+                self._transmit(message, self._writer.seal(message), departure)
             dist.send(self._writer.close_notice().header, self.peer, group=self._group)
         except Exception as error:
             self._failed(error)
 
-    def _transmit(self, message: Message, sealed: Sealed) -> None:
-        """Put a sealed message on the wire."""
+    def _transmit(self, message: Message, sealed: Sealed, departure: Departure | None) -> None:
+        """Put a sealed message on the wire, and then what goes another way."""
         works = [dist.isend(part, self.peer, group=self._group) for part in sealed.parts]
         for work in works:
             if work is not None:
                 work.wait()
         self.bytes_sent += sum(part.nbytes for part in sealed.parts)
+        if departure is not None:
+            self.bytes_sent += departure.follow()
 
     def _receive_all(self) -> None:
         header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
