@@ -108,6 +108,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
         "clip_norm_of": "stage",
         "nonfinite": "stop",
         "messages": "exact",
+        "transport": "auto",
         "split": ("body.4", "body.9"),
         "plan": "plan.json",
         "threads": 2,

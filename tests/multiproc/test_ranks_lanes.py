@@ -85,6 +85,15 @@ def test_all_tensors_go_over_lanes_and_little_beside_them(ranks2):
         assert 0 < sent[rank] - lanes <= (batches + 3) * 256 + 2 * 1024
 
 
+def test_every_direction_has_its_own_group_and_all_ranks_make_them_in_one_order(ranks4):
+    """Also the ranks that are in none of the two: who makes them in another order waits for ever."""
+    ways = [[0, 1], [1, 0], [1, 2], [2, 1], [2, 3], [3, 2]]
+    for rank, (made, opened, groups) in enumerate(ranks4.run(lane_jobs.groups_made)):
+        assert made == ways
+        assert opened == [(a, b) for a, b in ways if rank in (a, b)]
+        assert groups == len(opened)
+
+
 @pytest.mark.parametrize("case", ["pipedream", "dtrp", "petra", "layerpipe stages", "1f1b"])
 def test_exact_resume_with_tensors_on_their_way(ranks2, tmp_path, case):
     with begun(case, 1, distributed=False) as run:
@@ -153,6 +162,12 @@ def test_a_rank_that_dies_between_header_and_tensor_is_named(ranks2, tmp_path, v
     assert f"rank {victim} was killed by signal 9 (SIGKILL)" in text
     assert re.match(rf"PeerLost: rank {victim} \(stage {victim}\) ", reports[1 - victim])
     assert max(seconds) < SOON
+
+
+def test_a_rank_that_dies_while_groups_are_made_is_named(ranks2, tmp_path):
+    with pytest.raises(PeerLost, match=r"rank 1 was killed by signal 9 \(SIGKILL\)"):
+        ranks2.run(lane_jobs.dies_at_the_start, str(tmp_path))
+    assert (tmp_path / "seen").read_text().startswith("PeerLost: rank 1 ")
 
 
 def test_a_rank_that_stops_between_header_and_tensor_is_named(ranks2, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 import fault_jobs
@@ -28,7 +29,7 @@ from resume_jobs import SAVED_AT, Outcome, ended, feed
 from small_nets import vectors
 from unlatch import Faults
 from unlatch.nn.tree import tree_bytes
-from unlatch.transport.lanes import BACKENDS, Backend, Lane
+from unlatch.transport.lanes import BACKENDS, Backend, Lane, Lanes
 from unlatch.transport.mail import Cut, Mail, Message
 
 NAME = "lanes"
@@ -88,6 +89,32 @@ def bytes_by_way(batches: int) -> tuple[int, int, list[int]]:
         run._engine.mail._elsewhere = noted
         feed_all(run, vectors(batches, 50))
         return found["lanes"], found["messages"], [stage.bytes_sent for stage in run.statistics()]
+
+
+def groups_made() -> tuple[list[list[int]], list[tuple[int, int]], int]:
+    """The ranks of all groups in the order in which they are made here, the ways that are open, and on how many."""
+    made: list[list[int]] = []
+    new_group = dist.new_group
+
+    def noted(ranks: Any = None, **options: Any) -> Any:
+        if ranks is not None:
+            made.append(ranks)
+        return new_group(ranks, **options)
+
+    opened: list[Lanes] = []
+    open_all = Lanes.open
+
+    def kept(own: Lanes, *args: Any) -> None:
+        open_all(own, *args)
+        opened.append(own)
+
+    dist.new_group, Lanes.open = noted, kept  # type: ignore[method-assign]
+    try:
+        with lanes() as option, fault_jobs.start("dtr", dist.get_world_size(), **option):
+            ways = opened[0]._groups
+            return made, sorted(ways), len({id(group) for group in ways.values()})
+    finally:
+        dist.new_group, Lanes.open = new_group, open_all  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
@@ -166,6 +193,26 @@ def breaks(method: str, stages: int, what: Faults | str, at_stage: int, folder: 
         report = {"text": f"{type(error).__name__}: {error}", "time": time.monotonic()}
         write_whole(Path(folder, f"rank{rank}"), json.dumps(report))
         raise
+
+
+def dies_at_the_start(folder: str) -> None:
+    """Rank 1 ends when the first group is tried out; the other one writes down what it saw."""
+    try_out = Lanes._try_out
+
+    def betrayed(own: Lanes, *args: Any) -> None:
+        if int(os.environ["RANK"]) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try_out(own, *args)
+
+    Lanes._try_out = betrayed  # type: ignore[method-assign]
+    try:
+        with lanes() as option:
+            fault_jobs.start("dtr", 2, limit=fault_jobs.LIMIT, **option)
+    except Exception as error:
+        write_whole(Path(folder, "seen"), f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        Lanes._try_out = try_out  # type: ignore[method-assign]
 
 
 def held_bytes(batches: int) -> list[tuple[int, int]]:
