@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ConfigError, TransportError
-from ..nn.device import Device
+from ..nn.device import Accelerator, Device
 from ..nn.tree import Tree, flatten, map_tensors, unflatten
 from .forms import Count, dtype_named, shaped
 from .mail import Message
@@ -191,7 +191,11 @@ class Lane:
 
     def room(self, nbytes: int) -> Tensor:
         """Memory of the host for tensors that were on the host at the sender."""
-        return room(nbytes)
+        device = self._lanes.device
+        if not isinstance(device, Accelerator):
+            return room(nbytes)
+        # From pinned memory they come to the device without the host waiting for it.
+        return device.pinned(torch.empty(nbytes, dtype=torch.uint8, device="meta"))
 
     def leaving(self, message: Message) -> _Leaving:
         """Take note of what a message holds; returns at once."""
