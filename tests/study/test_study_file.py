@@ -69,7 +69,10 @@ def test_the_digest_is_of_what_numbers_depend_on(study):
     usual = digests()
     assert len(set(usual)) == 2  # another seed is another run
     assert (
-        digests(case='[[case]]\nlabel = "other name"\nmethod.name = "bp"\nrun.out = "x"', data_dir="/elsewhere")
+        digests(
+            case='[[case]]\nlabel = "other name"\nmethod.name = "bp"\nrun.out = "x"\nrun.transport = "gloo"',
+            data_dir="/elsewhere",
+        )
         == usual
     )
     assert digests("seeds = [1, 0]") == usual[::-1]
