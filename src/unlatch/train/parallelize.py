@@ -114,8 +114,8 @@ def parallelize(
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
     - `transport`: how messages travel between ranks. `"auto"`: between ranks of one machine through memory that both
-      see, otherwise by gloo; `"gloo"`: by gloo everywhere; `"nccl"`: tensors from one cuda device to the next by NCCL,
-      the rest by gloo, which has never run on such devices. Results are the same.
+      see, otherwise by gloo; `"gloo"`: by gloo everywhere; `"nccl"`: tensors from one cuda device to the next by NCCL
+      (which nobody has run yet, see docs/devices.md), the rest by gloo. Results are the same.
     - `faults`: what is to go wrong on purpose (`unlatch.Faults`); by default what `UNLATCH_FAULTS` says.
 
     >>> import torch
