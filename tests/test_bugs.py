@@ -21,7 +21,7 @@ from unlatch.plan.layer_costs import LayerCost
 from unlatch.runtime.metering import PeakMeter
 from unlatch.schedule import Periodic, buffers, steady_buffers, streams, ticked
 from unlatch.transport.mail import FORWARD, Message
-from unlatch.transport.wire import open_envelope, seal
+from unlatch.transport.wire import Envelope, Reader, Sealed, Writer
 
 
 def sgd(params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -61,22 +61,37 @@ def test_no_gradient_came_back_through_complex_activations():
     assert torch.equal(optimizers[0].gradients[0][0], model[0].linear.weight.grad)
 
 
+def opened(sealed: Sealed) -> Envelope:
+    reader = Reader(0)
+    return reader.envelope(reader.head(sealed.header), sealed.body)
+
+
 def test_five_tensors_of_four_kilobytes_did_not_fit_into_a_message():
-    header, blocks = seal(Message(FORWARD, 1, None, [torch.zeros(1024)] * 5), 0)
-    assert len(open_envelope(header).blocks) == len(blocks) == 3
+    sealed = Writer().seal(Message(FORWARD, 1, None, [torch.zeros(1024)] * 5))
+    assert len(opened(sealed).blocks) == len(sealed.blocks) == 3
 
 
 def test_conjugated_views_arrived_unconjugated():
     sent = torch.tensor([1 + 2j]).conj()
-    found = open_envelope(seal(Message(FORWARD, 1, None, sent), 0)[0]).message().payload
+    found = opened(Writer().seal(Message(FORWARD, 1, None, sent))).message().payload
     assert torch.equal(found, sent)
 
 
 def test_a_damaged_label_was_trained_on():
-    header, _ = seal(Message(FORWARD, 1, None, torch.full((4,), 255, dtype=torch.uint8)), 0)
-    header[header == 255] = 254
+    """Behind the header, where the form is described beside it, and later inside of it."""
+    writer, reader = Writer(), Reader(0)
+    message = Message(FORWARD, 1, None, torch.full((4,), 255, dtype=torch.uint8))
+    first = writer.seal(message)
+    assert first.body is not None
+    damaged = torch.where(first.body == 255, 254, first.body)
     with pytest.raises(TransportError, match="damaged"):
-        open_envelope(header)
+        opened(first._replace(body=damaged))
+    reader.envelope(reader.head(first.header), first.body)
+    second = writer.seal(message)
+    assert second.body is None
+    second.header[second.header == 255] = 254
+    with pytest.raises(TransportError, match="damaged"):
+        reader.head(second.header)
 
 
 def test_schedules_made_of_schedules_started_again_after_a_resume(tmp_path):

@@ -15,6 +15,12 @@ BAD = {
     "unknown model": (["train", "conf.toml", "--set", "model.name=resnet-20"], 2, ["Did you mean 'resnet20'"]),
     "unknown option of a method": (["train", "conf.toml", "--set", "method.betta=1"], 2, ["betta"]),
     "unknown format of messages": (["train", "conf.toml", "--messages", "fp8"], 2, ["run.messages", "'int8'", "fp8"]),
+    "unknown transport": (["train", "conf.toml", "--transport", "tcp"], 2, ["run.transport", "'nccl'", "tcp"]),
+    "nccl without a device for it": (
+        ["train", "conf.toml", "--transport", "nccl"],
+        2,
+        ["from one cuda device to another", "computes on cpu", "leave transport out"],
+    ),
     "wrong split name": (
         ["train", "conf.toml", "--stages", "2", "--set", 'run.split=["layer9"]'],
         2,

@@ -19,6 +19,7 @@ from unlatch.cli.prepare import prepare
 from unlatch.cli.settings import read_settings
 from unlatch.errors import PeerLost
 from unlatch.reference import recursion
+from unlatch.transport.lanes import BACKENDS, Backend
 
 CHECKS = {
     "one stage": equality.one_stage,
@@ -194,6 +195,31 @@ def test_a_device_with_its_speed_and_a_report(unlatch, monkeypatch):
     assert "torch finds no accelerator" in rows["device"]
     assert "tensors are on the host already" in rows["transfer"]
     assert "bit for bit" in rows["one stage"]
+    assert "nobody is known here who carries tensors from one cpu device to another" in rows["nccl"]
     assert "plain PyTorch" in rows["speed"]
     assert "samples/s, bp on" in rows["speed"]
     assert any(line.startswith("unlatch ") and "torch" in line for line in found)
+
+
+def test_nccl_is_tried_where_there_is_a_device_for_it(monkeypatch):
+    """As far as that goes without one: the option reaches the ranks, and both ways are timed."""
+    monkeypatch.setitem(BACKENDS, "nccl", Backend("gloo", "cpu"))
+    asked = []
+
+    class Here:
+        def run(self, job, *args, **options):
+            asked.append(args[-1])
+            return [job(*args)] * 2
+
+    one = trial("mlp", "dtr")
+    found = find_out("nccl", partial(checks.device.past_the_host, one, Here()))
+    assert found.verdict == "ok", found
+    assert found.text.endswith("in one process and in two over nccl: the same weights, buffers and losses, bit for bit")
+    assert asked == ["nccl"]
+    text = checks.device.speed(one, Here())
+    assert set(asked[1:]) == {"auto", "nccl"}
+    assert "two processes over nccl " in text
+    monkeypatch.setitem(BACKENDS, "nccl", Backend("nccl", "cpu"))
+    refused = find_out("nccl", partial(checks.device.past_the_host, one, Here()))
+    assert refused.verdict == "differs"
+    assert "was built without nccl" in refused.text

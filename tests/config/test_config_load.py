@@ -110,6 +110,7 @@ def test_everything_that_can_be_set(file: Path) -> None:
         "nonfinite": "stop",
         "messages": "exact",
         "compile": {"backend": "aot_eager", "dynamic": True},
+        "transport": "auto",
         "split": ("body.4", "body.9"),
         "plan": "plan.json",
         "threads": 2,

@@ -122,6 +122,21 @@ def test_staging_that_forgets_something_is_found_out(ranks_with_devices, forgott
         assert found == "garbage" or found.startswith("race: ")
 
 
+@pytest.mark.parametrize(
+    "forgotten",
+    [
+        "the lane waits for the compute stream",
+        "the compute stream waits for the arrival",
+        "memory is lent to the compute stream",
+        "copies of what is under way wait for it",
+    ],
+)
+def test_lanes_that_forget_something_are_found_out(ranks_with_devices, forgotten):
+    assert ranks_with_devices.run(device_jobs.sent_over_a_lane) == ["", ""]
+    for found in ranks_with_devices.run(device_jobs.sent_over_a_lane, forgotten):
+        assert found == "garbage" or found.startswith("race: ")
+
+
 def test_which_device(ranks_with_devices):
     asked = (("auto", 1, 0), ("fake", 2, 1), ("fake:1", 1, 0), ("cpu", 4, 3), ("fake", 4, 2), ("fake:1", 2, 0))
     asked += (("fake:2", 1, 0), ("cuda", 1, 0))

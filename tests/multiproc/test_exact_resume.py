@@ -20,6 +20,12 @@ def test_on_ranks(ranks2, saved_on_ranks):
     assert ranks2.run(resume_jobs.differing, str(saved_on_ranks[0])) == [[], []]
 
 
+def test_on_ranks_over_gloo(ranks2, tmp_path):
+    """As between machines: what links know of forms is no part of a checkpoint."""
+    cases = ("1f1b", "pipedream", "dtrp", "petra", "layerpipe", "auxnet replay")
+    assert ranks2.run(resume_jobs.differing_over, "gloo", cases, str(tmp_path)) == [[], []]
+
+
 def test_on_ranks_with_larger_updates(ranks2, tmp_path):
     ranks2.run(resume_jobs.unbroken_everywhere, str(tmp_path), 2)
     assert ranks2.run(resume_jobs.differing, str(tmp_path), 2) == [[], []]

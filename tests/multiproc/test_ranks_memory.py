@@ -15,7 +15,7 @@ from unlatch import Faults
 from unlatch.errors import PeerLost, StageFailed, TransportError
 from unlatch.io.space import bytes_text
 from unlatch.transport.mail import Message
-from unlatch.transport.wire import open_envelope, seal
+from unlatch.transport.wire import Reader, Writer
 
 
 def test_a_stage_without_memory(ranks2, tmp_path):
@@ -39,12 +39,13 @@ def test_a_stage_without_memory_inline():
 
 
 def test_a_message_without_memory():
-    header, _ = seal(Message("forward", 1, payload=torch.empty(2**30, dtype=torch.uint8)), 0)
+    sealed, reader = Writer().seal(Message("forward", 1, payload=torch.empty(2**30, dtype=torch.uint8))), Reader(0)
+    head = reader.head(sealed.header)
     with (
         fault_jobs.little_memory(),
         pytest.raises(TransportError, match=rf"no room for a message of {bytes_text(2**30)}"),
     ):
-        open_envelope(header)
+        reader.envelope(head, sealed.body)
 
 
 def test_a_rank_that_the_system_kills(ranks2, tmp_path):

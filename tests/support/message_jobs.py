@@ -52,7 +52,7 @@ def on_images(messages: str) -> dict[str, Conv]:
     return {method: train_conv(method, 3, messages=messages) for method in ON_IMAGES}
 
 
-def wide_run(messages: str, width: int = 256) -> unlatch.Run:
+def wide_run(messages: str, width: int = 256, transport: str = "auto") -> unlatch.Run:
     """Two stages with a state of so many numbers per sample between them."""
     torch.manual_seed(0)
     return unlatch.parallelize(
@@ -63,14 +63,15 @@ def wide_run(messages: str, width: int = 256) -> unlatch.Run:
         loss_fn=nn.functional.mse_loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
         messages=messages,
+        transport=transport,  # type: ignore[arg-type]
     )
 
 
-def bytes_sent(formats: tuple[str, ...], batches: int) -> dict[str, list[int]]:
+def bytes_sent(formats: tuple[str, ...], batches: int, transport: str) -> dict[str, list[int]]:
     """By format, what each rank has sent."""
     found: dict[str, Any] = {}
     for messages in formats:
-        with wide_run(messages) as run:
+        with wide_run(messages, transport=transport) as run:
             for _ in range(batches):
                 run.step(torch.ones(64, 8), torch.zeros(64, 4))
             run.flush()

@@ -165,3 +165,27 @@ def stuck(model: Model) -> tuple[State | None, int]:
                 seen.add(one)
                 to_do.append(one)
     return None, len(seen)
+
+
+def strays(model: Model, steps: list[tuple[str, Way]]) -> str:
+    """Where recorded steps of senders (`"send"`), receivers (`"receive"`) and streams (`"over"`) leave the model.
+
+    What engines do is not recorded: they go on as far as a send needs, if the model lets them.
+
+    **Returns:** what is wrong; nothing if all of it is a way through the model to its end.
+    """
+    state = model.first()
+    for number, (what, way) in enumerate(steps):
+        n = model.number[way]
+        if what == "send":
+            while not state.waiting[n] and (after := model._engine(state, way[0])):
+                state = after[0]
+        moves = {"send": model._sender, "receive": model._receiver, "over": model._exchange}
+        after = moves[what](state, n, way)
+        if not after:
+            return f"step {number}, {what} {way}, is not allowed in {state}"
+        state = after[0]
+    for rank in range(len(model.lists)):
+        while after := model._engine(state, rank):
+            state = after[0]
+    return "" if model.finished(state) else f"it ends in {state}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -84,6 +85,23 @@ def differing(folder: str, accumulate: int = 1) -> list[str]:
 def continued_everywhere(folder: str) -> dict[str, Outcome]:
     """What comes of the checkpoints that were written in one process, here."""
     return {case: network(continued(case, 1, place(folder, case))) for case in CASES}
+
+
+def differing_over(transport: str, cases: Sequence[str], folder: str) -> list[str]:
+    """The cases that do not go on as if never stopped where messages take this way between ranks."""
+    wrong = []
+    for case in cases:
+        path = place(folder, case)
+        with begun(case, transport=transport) as run:
+            feed(run, 0, SAVED_AT)
+            run.save(path)
+            expected = ended(run)
+        with begun(case, transport=transport) as run:
+            feed(run, 1, 2)
+            run.load(path)
+            if not same(expected, ended(run)):
+                wrong.append(case)
+    return wrong
 
 
 def _cases(accumulate: int) -> list[str]:

@@ -65,6 +65,7 @@ epochs = 2
 # nonfinite = "stop"       # or skip, ignore: what to do about NaN and infinity
 # messages = "exact"       # or bf16, int8: fewer bytes between stages, for slow links; changes results
 # compile = false          # or true, or the name of a backend: stages by torch.compile
+# transport = "auto"       # or gloo: no shared memory; nccl: tensors from one cuda device to the next
 # split = "auto"           # or names of the blocks that start the second and later stages: ["body.4"]
 # plan = "plan.json"       # where `unlatch plan` places single tasks; with method layerpipe
 # threads = 1              # per process

@@ -204,6 +204,7 @@ def _parallelize(config: Config, model: nn.Module, method: Method, **changes: An
         "nonfinite": config.run.nonfinite,
         "messages": config.run.messages,
         "compile": config.run.compile,
+        "transport": config.run.transport,
     }
     return parallelize(model, method, **{**settings, **changes})
 

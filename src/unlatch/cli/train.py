@@ -31,6 +31,9 @@ def command(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Stages by torch.compile; by another backend: --set run.compile=NAME.")
     ] = False,
+    transport: Annotated[
+        str | None, typer.Option(help="Which way messages take between processes: auto, gloo, or nccl on cuda.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Where stages compute: auto, cpu, cuda (one per process), cuda:1.")
     ] = None,
@@ -126,6 +129,7 @@ def command(
                 "epochs": epochs,
                 "messages": messages,
                 "compile": "inductor" if compiled else None,
+                "transport": transport,
                 "device": device,
             },
             data_dir=data_dir,

@@ -146,6 +146,7 @@ class RunSettings(Section):
     nonfinite: Literal["stop", "skip", "ignore"] = "stop"  # what to do about NaN and infinity
     messages: Literal["exact", "bf16", "int8"] = "exact"  # how states and gradients travel between stages
     compile: bool | str | dict[str, Any] = False  # by torch.compile: true, a backend, or a table of its arguments
+    transport: Literal["auto", "gloo", "nccl"] = "auto"  # which way messages take between processes
     split: Literal["auto"] | tuple[str, ...] = "auto"
     plan: str | None = None  # a file that `unlatch plan` wrote, where it places tasks (method layerpipe)
     threads: Annotated[int, Field(gt=0, le=4096)] = 1  # per process

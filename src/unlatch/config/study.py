@@ -144,8 +144,13 @@ class Study:
         return PlannedRun(self.digest(config), (case.label,), seed, config)
 
     def digest(self, config: Config) -> str:
-        """What tells runs apart: all settings but where data and results are."""
-        values = config.model_dump(mode="json", exclude_none=True, exclude={"data": {"dir"}, "run": {"out"}})
+        """What tells runs apart: all settings but where data and results are, and which way messages take."""
+        # Results are the same whichever way that is, so those from before there was a choice stay valid.
+        unseen = {"data": {"dir"}, "run": {"out", "transport"}}
+        if not config.run.compile:
+            # As are those from before stages could be compiled.
+            unseen["run"].add("compile")
+        values = config.model_dump(mode="json", exclude_none=True, exclude=unseen)
         text = json.dumps([values, self.probe, self.recalibrate], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

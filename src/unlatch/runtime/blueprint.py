@@ -28,7 +28,7 @@ class Blueprint:
     - `mean_loss`: whether the loss is a mean over samples.
     - `sample`: one batch, if the user gave one.
     - `own_loss`: whether the loss is one that the model brought along.
-    - `transport`: how messages travel between ranks: `"auto"` or `"gloo"`.
+    - `transport`: how messages travel between ranks: `"auto"`, `"gloo"` or `"nccl"`.
     - `messages`: how states and gradients travel between devices of the plan.
     - `replicas`: how many of the network are trained, on `ranks` and as many further ones each.
     """

@@ -26,6 +26,7 @@ from ..runtime.blueprint import Blueprint
 from ..runtime.stage import StageOptions
 from ..runtime.updating import Optimizer
 from ..transport.faults import Faults
+from ..transport.lanes import check_transport
 from ..transport.rounding import Format, check_format
 from ..transport.world import World, current_world
 from .compile_options import read_compile
@@ -67,7 +68,7 @@ def parallelize(
     compile: bool | str | Mapping[str, Any] = False,
     stall_limit: float = 60.0,
     distributed: bool | None = None,
-    transport: Literal["auto", "gloo"] = "auto",
+    transport: Literal["auto", "gloo", "nccl"] = "auto",
     faults: Faults | None = None,
 ) -> Run:
     """Cut a model into stages and train it with a method that does not wait for the whole network.
@@ -117,7 +118,8 @@ def parallelize(
     - `stall_limit`: seconds without a sign of life after which a rank counts as stuck.
     - `distributed`: `False` runs inline even inside a process group.
     - `transport`: how messages travel between ranks. `"auto"`: between ranks of one machine through memory that both
-      see, otherwise by gloo; `"gloo"`: by gloo everywhere. Results are the same.
+      see, otherwise by gloo; `"gloo"`: by gloo everywhere; `"nccl"`: tensors from one cuda device to the next by NCCL
+      (which nobody has run yet, see docs/devices.md), the rest by gloo. Results are the same.
     - `faults`: what is to go wrong on purpose (`unlatch.Faults`); by default what `UNLATCH_FAULTS` says.
 
     >>> import torch
@@ -129,7 +131,7 @@ def parallelize(
     >>> [run.step(x, y).batch for _ in range(4)]
     [None, None, 0, 1]
     """
-    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite, transport)
+    _check_arguments(stages, precision, loss_reduction, clip_grad_norm, nonfinite)
     check_factories(optimizer, lr_scheduler, lr_scheduler_per)
     check_format(messages)
     if isinstance(loss_fn, type):
@@ -142,6 +144,7 @@ def parallelize(
     with world.telling_of_errors():
         place_here = find_device(device, ranks=world.size)
         compilation = read_compile(compile, place_here)
+        check_transport(transport, place_here.type)
         # The model is on the CPU, and so is everything that is found out with it before training.
         batch = place_here.on_host(batch)
         chosen = get_method(method).resolve(stages, batch_size(batch[0]) if batch is not None else None)
@@ -162,6 +165,7 @@ def parallelize(
             "nonfinite": nonfinite,
             "messages": messages,
             "compile": asdict(compilation) if compilation is not None else False,
+            "transport": transport,
         }
         shake_hands(world, chosen, asked, model)
         blocks = chain(model)
@@ -224,9 +228,7 @@ def parallelize(
         return run
 
 
-def _check_arguments(
-    stages: int, precision: str, reduction: str, clip: float | None, nonfinite: str, transport: str
-) -> None:
+def _check_arguments(stages: int, precision: str, reduction: str, clip: float | None, nonfinite: str) -> None:
     if not isinstance(stages, int) or stages < 1:
         raise ConfigError(f"stages must be a whole number, at least 1, got {stages!r}")
     if precision not in ("fp32", "bf16", "fp16"):
@@ -237,8 +239,6 @@ def _check_arguments(
         raise ConfigError(f"clip_grad_norm must be positive, got {clip!r}")
     if nonfinite not in ("stop", "skip", "ignore"):
         raise ConfigError(f'nonfinite must be "stop", "skip" or "ignore", got {nonfinite!r}')
-    if transport not in ("auto", "gloo"):
-        raise ConfigError(f'transport must be "auto" or "gloo", got {transport!r}')
 
 
 def _own_loss(elsewhere: Foreign | None, model: Model) -> LossFunction:

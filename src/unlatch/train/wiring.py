@@ -13,6 +13,7 @@ from ..methods import Method
 from ..nn.chain import chain, cut
 from ..nn.device import Accelerator
 from ..nn.parts import in_parts
+from ..nn.tree import copied
 from ..plan import Plan
 from ..plan.partition import contiguous_split
 from ..runtime.blueprint import Blueprint
@@ -24,6 +25,7 @@ from ..runtime.station import ChainStation, Station
 from ..schedule import OUTSIDE, Replicated, Schedule, WholeNorm, parts_of, steady_buffers
 from ..transport.faults import Faults
 from ..transport.faulty_link import FaultyLink
+from ..transport.lanes import BACKENDS, Lanes
 from ..transport.link import Carrier, Link
 from ..transport.local_link import LocalLink, Neighbours, call_on_neighbours
 from ..transport.mail import Mail, Message
@@ -80,7 +82,10 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
     evaluation = evaluation_schedule(schedule.stages)
     links: dict[int, Carrier] = {}
     device = blueprint.options.device
-    staging = Staging(device) if isinstance(device, Accelerator) and world.group is not None else None
+    backend = BACKENDS.get(blueprint.transport) if world.group is not None else None
+    lanes = Lanes(device) if backend is not None else None
+    staging = Staging(device) if isinstance(device, Accelerator) and world.group is not None and lanes is None else None
+    passages = lanes or staging
 
     def forward_to(message: Message) -> None:
         links[devices[message.stage]].send(message)
@@ -89,6 +94,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         {station for station, rank in enumerate(devices) if rank == world.rank},
         forward_to=forward_to,
         calls=world.calls,
+        copied=lanes.copied if lanes is not None else copied,
     )
     for one, parts, accumulate in ((schedule, blueprint.microbatches, blueprint.accumulate), (evaluation, 1, 1)):
         mail.allow(_checked_room(one, parts, accumulate))
@@ -105,7 +111,7 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         mean_loss=blueprint.mean_loss,
         fed=method.reads_on_every_rank,
         device=device,
-        landed=staging.landed if staging is not None else None,
+        landed=passages.landed if passages is not None else None,
         columns=Columns(blueprint.replicas, blueprint.mean_loss),
     )
     make_link: Callable[..., Link] = Link
@@ -130,15 +136,18 @@ def connect(blueprint: Blueprint, method: Method, faults: Faults) -> Run:
         health.describe = describe
         health.report_to(mail.fail)
         peers = _peers((schedule, evaluation), devices, world.rank)
-        # Messages can be damaged on a wire, and not where there is none; those of a device go through pinned memory.
-        far = blueprint.transport == "gloo" or tampered or staging is not None
+        if lanes is not None and backend is not None:
+            lanes.open(world, _ways((schedule, evaluation), devices), backend)
+        # Messages can be damaged on a wire, and not where there is none; those of a device are not in memory to share.
+        far = blueprint.transport == "gloo" or tampered or passages is not None
         channels = call_on_neighbours(world, health, peers, alone=far)
         neighbours = Neighbours(mail) if channels else None
         for peer, boxes in peers.items():
             if neighbours is not None and peer in channels:
                 links[peer] = LocalLink(peer, channels[peer], neighbours, mail, health, boxes)
             else:
-                links[peer] = make_link(peer, world.group, mail, health, boxes, staging)
+                passage = lanes.to(peer) if lanes is not None else staging
+                links[peer] = make_link(peer, world.group, mail, health, boxes, passage)
 
     def rebuild(other: Method, plan: Plan, messages: Format, replicas: int) -> Run:
         """A run of the same model by another method, cut and format, from copies, in this process alone."""
@@ -224,6 +233,18 @@ def _peers(schedules: Iterable[Schedule], devices: Sequence[int], own: int) -> d
                 elif devices[sender] == own:
                     peers.setdefault(devices[entry.station], [])
     return dict(sorted(peers.items()))
+
+
+def _ways(schedules: Iterable[Schedule], devices: Sequence[int]) -> list[tuple[int, int]]:
+    """From which rank to which messages go, whoever asks."""
+    taken = (
+        (devices[sender], devices[entry.station])
+        for schedule in schedules
+        for entry in schedule.entries
+        for _, sender in entry.takes
+        if sender != OUTSIDE
+    )
+    return sorted({way for way in taken if way[0] != way[1]})
 
 
 def _describe(stations: Sequence[int], stages: int) -> str:

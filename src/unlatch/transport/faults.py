@@ -195,7 +195,7 @@ class Faults:
         part: Literal["header", "payload"] = "payload",
         attempt: int | None = 0,
     ) -> Faults:
-        """A bit of the `nth` message for a stage flips on its way. Small tensors travel inside of the header."""
+        """A bit of the `nth` message for a stage flips on its way. Small tensors travel with the header."""
         return self._and(Fault(what="corrupt", stage=stage, at=nth, message=message, part=part, attempt=attempt))
 
     def drop(self, stage: int, nth: int, *, message: str = "forward", attempt: int | None = 0) -> Faults:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from .faults import Faults, Trigger
-from .link import Link
-from .wire import open_envelope
+from .link import Departure, Link
+from .mail import Message
+from .wire import Sealed
 
 __all__ = ["FaultyLink"]
 
-_Sealed = tuple[Tensor, list[Tensor]]
+# A message, and what goes another way with it.
+_Leaving = tuple[Sealed, Departure | None]
 
 
 class FaultyLink(Link):
@@ -23,28 +22,27 @@ class FaultyLink(Link):
     def __init__(self, *args: Any, faults: Faults) -> None:
         self._triggers = [Trigger(fault, faults.log) for fault in faults if fault.message is not None]
         self._sent: Counter[tuple[str, int]] = Counter()
-        self._overtaken: list[_Sealed] = []
+        self._overtaken: list[_Leaving] = []
         super().__init__(*args)
 
-    def _transmit(self, header: Tensor, blocks: Sequence[Tensor]) -> None:
-        message = open_envelope(header).message()
+    def _transmit(self, message: Message, sealed: Sealed, departure: Departure | None) -> None:
         box = (message.kind, message.stage)
         number = self._sent[box]
         self._sent[box] += 1
-        leaving: list[_Sealed] = [(header, list(blocks))]
+        leaving: list[_Leaving] = [(sealed, departure)]
         held, self._overtaken = self._overtaken, []
         for trigger in self._triggers:
             if (trigger.fault.message, trigger.fault.stage) == box and trigger.pulled(number):
                 leaving = self._struck(trigger, leaving)
-        for sealed in (*leaving, *held):
-            super()._transmit(*sealed)
+        for one in (*leaving, *held):
+            super()._transmit(message, *one)
 
-    def _struck(self, trigger: Trigger, leaving: list[_Sealed]) -> list[_Sealed]:
+    def _struck(self, trigger: Trigger, leaving: list[_Leaving]) -> list[_Leaving]:
         match trigger.fault.what:
             case "delay":
                 trigger.linger()
             case "corrupt":
-                return [_damaged(*sealed, trigger.fault.part == "payload") for sealed in leaving]
+                return [(_damaged(sealed, trigger.fault.part == "payload"), rest) for sealed, rest in leaving]
             case "drop":
                 return []
             case "duplicate":
@@ -55,8 +53,10 @@ class FaultyLink(Link):
         return leaving
 
 
-def _damaged(header: Tensor, blocks: list[Tensor], in_payload: bool) -> _Sealed:
+def _damaged(sealed: Sealed, in_payload: bool) -> Sealed:
     """A copy with one bit flipped: the tensors themselves still belong to the stage that sent them."""
-    part = (blocks[0] if in_payload and blocks else header).clone()
+    part = (sealed.blocks[0] if in_payload and sealed.blocks else sealed.header).clone()
     part[part.numel() // 2] ^= 64
-    return (header, [part, *blocks[1:]]) if in_payload and blocks else (part, blocks)
+    if in_payload and sealed.blocks:
+        return sealed._replace(blocks=[part, *sealed.blocks[1:]])
+    return sealed._replace(header=part)

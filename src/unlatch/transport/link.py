@@ -4,7 +4,7 @@ Per neighbour one thread sends and one receives. The receiver always has a recei
 room, reads the payload and puts the message into the mail, so the main thread never waits inside the communication
 library and can always be told that a peer is gone. There are no tags: what a neighbour sends arrives in its order, and
 the header's running number proves it. Messages under way are bounded by the schedule: every forward is answered by a
-backward.
+backward. Tensors of a device need a `Passage`: through the memory of the host (`staging`) or past it (`lanes`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import PeerLost, TransportError, UnlatchError
+from ..errors import PeerLost, UnlatchError
 from .mail import MARK, VOID, Mail, Message
-from .staging import Leaving, Staging
-from .wire import HEADER_BYTES, close_notice, open_envelope, room, seal
+from .wire import HEADER_BYTES, Reader, Sealed, Writer, room
 
-__all__ = ["Carrier", "Link", "Witness"]
+__all__ = ["Carrier", "Departure", "Link", "Passage", "Witness"]
 
 
 class Witness(Protocol):
@@ -61,6 +60,32 @@ class Carrier(Protocol):
         """Send what is left, take leave of the peer, and wait for its own leave."""
 
 
+class Departure(Protocol):
+    """A message of a device on its way out."""
+
+    def on_host(self) -> Message:
+        """What goes over the link, as soon as it can be read. Asked by the sender thread."""
+
+    def follow(self) -> int:
+        """Send what goes another way, now that the peer is told of it. **Returns:** its bytes."""
+
+
+class Passage(Protocol):
+    """How tensors of a device get to the peer and from it."""
+
+    def room(self, nbytes: int) -> Tensor:
+        """Memory of the host for a block that will come over the link."""
+
+    def leaving(self, message: Message) -> Departure:
+        """Begin with a message; returns at once. Asked by the main thread."""
+
+    def arriving(self, message: Message) -> Message:
+        """What goes into the mail for a message that came over the link. Asked by the receiver thread."""
+
+    def close(self, *, broken: bool) -> None:
+        """Give back what the peer needed. **Arguments:** `broken`: whether something may be left that never ends."""
+
+
 class Link:
     """Both directions of the connection to one peer, over the process group.
 
@@ -71,7 +96,7 @@ class Link:
     - `mail`: where arriving messages go, and who is told of a failure.
     - `health`: turns a broken connection into an error that names the culprit.
     - `sends`: the boxes here (name, station) that this peer alone fills; a wait for one after it has left is an error.
-    - `staging`: brings tensors from a device to the host and back, where stations compute on one.
+    - `passage`: how tensors of a device travel, where stations compute on one.
     """
 
     def __init__(
@@ -81,7 +106,7 @@ class Link:
         mail: Mail,
         health: Witness,
         sends: Sequence[tuple[str, int]] = (),
-        staging: Staging | None = None,
+        passage: Passage | None = None,
     ) -> None:
         self.peer = peer
         self.bytes_sent = 0
@@ -89,9 +114,10 @@ class Link:
         self._mail = mail
         self._health = health
         self._sends = sends
-        self._staging = staging
-        self._room = staging.room if staging is not None else room
-        self._outbox: queue.SimpleQueue[Message | Leaving | None] = queue.SimpleQueue()
+        self._passage = passage
+        self._room = passage.room if passage is not None else room
+        self._writer, self._reader = Writer(), Reader(peer)
+        self._outbox: queue.SimpleQueue[Message | Departure | None] = queue.SimpleQueue()
         self._closing = False
         self._threads = [
             threading.Thread(target=work, name=f"unlatch-{name}-{peer}", daemon=True)
@@ -102,7 +128,7 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Hand over a message; returns at once. Its tensors must not be changed afterwards."""
-        self._outbox.put(message if self._staging is None else self._staging.leaving(message))
+        self._outbox.put(message if self._passage is None else self._passage.leaving(message))
 
     def mark(self) -> None:
         """Tell the peer that whatever was sent before belongs to the snapshot taken here."""
@@ -123,6 +149,9 @@ class Link:
         sender, receiver = self._threads
         self._await(sender, sending)
         self._await(receiver, timeout)
+        if self._passage is not None:
+            stuck = any(thread.is_alive() for thread in self._threads)
+            self._passage.close(broken=stuck or self._mail.failure() is not None)
 
     def _await(self, thread: threading.Thread, seconds: float) -> None:
         """Wait for a thread to end, but hardly for a peer that is lost: it may still listen."""
@@ -133,52 +162,49 @@ class Link:
 
     def _send_all(self) -> None:
         try:
-            sequence = 0
-            while (message := self._outbox.get()) is not None:
-                if isinstance(message, Leaving):
-                    message = message.on_host()
-                self._transmit(*seal(message, sequence))
-                sequence += 1
-            dist.send(close_notice(sequence), self.peer, group=self._group)
+            while (item := self._outbox.get()) is not None:
+                departure = None if isinstance(item, Message) else item
+                message = item if isinstance(item, Message) else item.on_host()
+                self._transmit(message, self._writer.seal(message), departure)
+            dist.send(self._writer.close_notice().header, self.peer, group=self._group)
         except Exception as error:
             self._failed(error)
 
-    def _transmit(self, header: Tensor, blocks: Sequence[Tensor]) -> None:
-        """Put a sealed message on the wire."""
-        works = [dist.isend(part, self.peer, group=self._group) for part in (header, *blocks)]
+    def _transmit(self, message: Message, sealed: Sealed, departure: Departure | None) -> None:
+        """Put a sealed message on the wire, and then what goes another way."""
+        works = [dist.isend(part, self.peer, group=self._group) for part in sealed.parts]
         for work in works:
             if work is not None:
                 work.wait()
-        self.bytes_sent += header.nbytes + sum(block.nbytes for block in blocks)
+        self.bytes_sent += sum(part.nbytes for part in sealed.parts)
+        if departure is not None:
+            self.bytes_sent += departure.follow()
 
     def _receive_all(self) -> None:
         header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
         try:
-            expected = 0
             while True:
                 self._receive(header)
-                envelope = open_envelope(header, self._room)
-                if envelope.sequence != expected:
-                    raise TransportError(
-                        f"message {envelope.sequence} came from rank {self.peer} where {expected} was due: one was "
-                        "lost, doubled or overtaken"
-                    )
-                if envelope.closes:
+                head = self._reader.head(header)
+                if head.closes:
                     self._mail.end(self._sends, self._health.departure(self.peer))
                     return
+                beside = torch.empty(head.beside, dtype=torch.uint8) if head.beside else None
+                if beside is not None:
+                    self._receive(beside)
+                envelope = self._reader.envelope(head, beside, self._room)
                 for block in envelope.blocks:
                     self._receive(block)
-                envelope.verify(self.peer)
+                envelope.verify()
                 message = envelope.message()
                 if message.kind == MARK:
                     self._mail.mark(self.peer)
                 elif message.kind == VOID:
                     self._mail.void(self.peer)
                 else:
-                    if self._staging is not None:
-                        message = self._staging.arriving(message)
+                    if self._passage is not None:
+                        message = self._passage.arriving(message)
                     self._mail.post(message, self.peer)
-                expected += 1
         except Exception as error:
             self._failed(error)
 

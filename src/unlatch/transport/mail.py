@@ -184,6 +184,7 @@ class Mail:
     - `stages`: the stages that live here.
     - `forward_to`: called with messages for any other.
     - `calls`: told while somebody waits here.
+    - `copied`: makes the copies of payloads that a cut holds.
     """
 
     def __init__(
@@ -191,8 +192,10 @@ class Mail:
         stages: Container[int],
         forward_to: Callable[[Message], None] | None = None,
         calls: Calls | None = None,
+        copied: Callable[[Any], Any] = copied,
     ) -> None:
         self.stages = stages
+        self._copied = copied
         self._calls = calls or Calls()
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
@@ -244,7 +247,7 @@ class Mail:
             self.waiting.change(message.stage, nbytes)
             for cut in self._cuts:
                 if sender in cut.missing:
-                    cut.messages.append(_copy(message))
+                    cut.messages.append(self._copy(message))
             self._changed()
 
     def peek(self, kind: str, stage: int) -> Message:
@@ -336,7 +339,7 @@ class Mail:
         """
         with self._arrival:
             number, self._begun = self._begun, self._begun + 1
-            waiting = [_copy(w.message) for box in self._boxes.values() for w in box if w.age <= number]
+            waiting = [self._copy(w.message) for box in self._boxes.values() for w in box if w.age <= number]
             cut = Cut(number, waiting, (p for p in peers if self._marks[p] <= number), self.wait_until)
             if cut.missing:
                 self._cuts.append(cut)
@@ -403,6 +406,5 @@ class Mail:
             self._failure = self._failure or error
             self._changed()
 
-
-def _copy(message: Message) -> Message:
-    return replace(message, payload=copied(message.payload))
+    def _copy(self, message: Message) -> Message:
+        return replace(message, payload=self._copied(message.payload))

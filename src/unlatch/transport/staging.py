@@ -51,6 +51,10 @@ class Leaving:
         scalars = self._message.scalars
         return replace(self._message, scalars={k: float(v) for k, v in scalars.items()} if scalars else scalars)
 
+    def follow(self) -> int:
+        """Nothing: all of it was in the message."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
@@ -117,6 +121,9 @@ class Staging:
                 for t, tensor in zip(moving, moved, strict=True):
                     self._flights[t] = _Flight(tensor, there)
         return replace(message, payload=payload)
+
+    def close(self, *, broken: bool) -> None:
+        """Nothing is kept for a peer alone."""
 
     def landed(self, payload: Any) -> Any:
         """What a message holds, on the device: work that begins now finds it there."""

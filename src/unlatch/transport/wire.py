@@ -1,47 +1,46 @@
-"""Messages as bytes: a header of fixed size, then one block of bytes per large tensor.
+"""Messages as bytes: a short header of fixed size, then one block of bytes per large tensor.
 
-The header is JSON (no pickle) with a checksum. It names the message, gives dtype, shape and strides of every tensor,
-carries small tensors itself, and the checksums of all blocks. The receiver reads it before it makes room for anything
-else, so a payload never meets a buffer of another size, and any dtype and any dense memory order arrive as they left.
+    header     always              checksum, number, form, version, micro-batch; and the body, if it fits     1
+    body       where it does not   description of a new form, losses, checksums of blocks, small tensors      2
+    blocks     of large tensors    bytes in memory order                                                      3
+
+A receiver has to know how much will come before it comes. So headers all have one size and say how long the body is,
+and the body tells of the blocks, by the description of its form (`forms`) or by the number of one that was described
+before: a payload never meets a buffer of another size, and any dtype and any dense memory order arrive as they left.
+Nothing is pickled, and everything has a checksum.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import Annotated, Any
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ..errors import TransportError
 from ..io.space import bytes_text
-from ..nn.tree import Tree, flatten, leaves, map_tensors, unflatten
+from ..nn.tree import Tree, flatten, leaves, map_tensors
+from .forms import MICRO, NO_MICRO, Description, Form, FormsHeard, FormsTold, micro_fields, shaped
 from .mail import Message, Micro
 from .memory import TAKES_LESS, is_out_of_memory, most_held
 
-__all__ = [
-    "HEADER_BYTES",
-    "Envelope",
-    "close_notice",
-    "dense",
-    "dense_tree",
-    "dtype_named",
-    "open_envelope",
-    "room",
-    "seal",
-]
+__all__ = ["HEADER_BYTES", "Envelope", "Head", "Reader", "Sealed", "Writer", "dense", "dense_tree", "flat", "room"]
 
-HEADER_BYTES = 16384
-# A tensor of at most so many bytes travels in the header, while all such tensors together take no more than the second.
+HEADER_BYTES = 256
+# A tensor of at most so many bytes travels in the body, while all such tensors together take no more than the second.
 _INLINE_BYTES, _ALL_INLINE_BYTES = 4096, 8192
-# Length of the text and checksum of everything else.
-_PREFIX = 16
+# No body is longer.
+_MOST_BODY = 32768
+# Checksum of what follows; whether it takes leave; form, sequence, version; bytes of a description at the beginning of
+# the body; bytes of a body that follows by itself, and their checksum; the micro-batch.
+_FIXED = struct.Struct(f"<q?HQqIIq{MICRO}")
+_CHECKSUM = struct.Struct("<q")
+# Where a body begins that fits into the header.
+_BODY_AT = (_FIXED.size + 15) // 16 * 16
 # No message is larger than the machine: room for one that claims to be is not even asked for.
 _MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -71,116 +70,34 @@ def dense_tree(tree: Tree) -> Tree:
     return tree
 
 
-def _flat(t: Tensor) -> Tensor:
-    """The bytes of a dense tensor in memory order, without a copy."""
+def flat(t: Tensor) -> Tensor:
+    """The bytes of a dense tensor in memory order, without a copy.
+
+    >>> flat(torch.zeros(3)).shape
+    torch.Size([12])
+    """
     return t.detach().as_strided((t.numel(),), (1,), t.storage_offset()).view(torch.uint8)
 
 
-Count = Annotated[int, Field(ge=0)]
+class _Form(Form):
+    """A form, and how the bodies of its messages are laid out: numbers, then small tensors."""
 
-
-class _Head(BaseModel):
-    """The text of a header. What it says is believed only as far as its types go: the rest is checked by `Envelope`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    sequence: Count
-    closes: bool = False
-    kind: str = ""
-    stage: int = 0
-    micro: Micro | None = None
-    version: int = 0
-    scalars: dict[str, float] | None = None
-    control: str | None = None
-    structure: str | list[Any] = ""
-    tensors: list[tuple[str, list[Count], list[Count]]] = []
-    checksums: list[int] = []
-
-
-class Envelope:
-    """A header that was read: the message without its large tensors, and the room they need."""
-
-    def __init__(self, head: _Head, inline: Tensor, make_room: Callable[[int], Tensor]) -> None:
-        self.sequence = head.sequence
-        self.closes = head.closes
-        self._head = head
-        self._tensors: list[Tensor] = []
-        self.blocks: list[Tensor] = []
-        described = [(dtype_named(name), shape, strides) for name, shape, strides in head.tensors]
-        sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in described]
-        if sum(sizes) > _MOST_BYTES:
+    def __init__(self, description: Description) -> None:
+        super().__init__(description)
+        if sum(self.sizes) > _MOST_BYTES:
             raise TransportError(
-                f"a message announces {sum(sizes)} bytes, more than this machine has: the stream of messages is damaged"
+                f"a message announces {sum(self.sizes)} bytes, more than this machine has: the stream of messages is "
+                "damaged"
             )
-        offset = 0
-        for (dtype, shape, strides), nbytes, small in zip(described, sizes, _travel_inline(sizes), strict=True):
-            if small:
-                block = inline[offset : offset + nbytes].clone()
-                offset += _aligned(nbytes)
-            else:
-                block = make_room(nbytes)
-                self.blocks.append(block)
-            try:
-                self._tensors.append(block.view(dtype).as_strided(shape, strides))
-            except (RuntimeError, TypeError) as error:
-                raise TransportError(
-                    f"a message announces a tensor of {dtype} with shape {shape} and strides {strides}, which its "
-                    f"{nbytes} bytes do not hold"
-                ) from error
-        if len(head.checksums) != len(self.blocks):
-            raise TransportError(
-                f"a message announces {len(self.blocks)} block(s), and {len(head.checksums)} checksums"
-            )
-
-    def verify(self, sender: int) -> None:
-        """Refuse `blocks` that are not what rank `sender` sent."""
-        head = self._head
-        for number, (block, sent) in enumerate(zip(self.blocks, head.checksums, strict=True)):
-            if _checksum(block) != sent:
-                raise TransportError(
-                    f"the {head.kind} message{f' of {head.micro}' if head.micro else ''} for stage {head.stage} was "
-                    f"damaged on its way from rank {sender}: block {number} of {len(self.blocks)} ({block.nbytes} "
-                    "bytes) does not match its checksum. If it happens again, look for faulty memory or a faulty "
-                    "network on both hosts."
-                )
-
-    def message(self) -> Message:
-        """The message, once all `blocks` are filled."""
-        head = self._head
-        return Message(
-            kind=head.kind,
-            stage=head.stage,
-            micro=head.micro,
-            payload=unflatten(head.structure, self._tensors),
-            version=head.version,
-            scalars=head.scalars,
-            control=head.control,
-        )
-
-
-def room(nbytes: int) -> Tensor:
-    """Memory of the host for so many bytes that will come."""
-    try:
-        return torch.empty(nbytes, dtype=torch.uint8)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise TransportError(
-            f"out of memory: there is no room for a message of {bytes_text(nbytes)}, this process held "
-            f"{bytes_text(most_held())} at most; {TAKES_LESS}"
-        ) from error
-
-
-def dtype_named(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    # Of quantized dtypes torch does not know how many bytes a view of them takes.
-    if not isinstance(dtype, torch.dtype) or name.startswith("q"):
-        raise TransportError(f"a message announces a tensor of unknown dtype {name!r}")
-    return dtype
+        self.inline = _travel_inline(self.sizes)
+        # Losses and the like; the checksum of every block.
+        self.numbers = struct.Struct(f"<{len(self.scalars)}d{self.inline.count(False)}q")
+        small = (nbytes for nbytes, fits in zip(self.sizes, self.inline, strict=True) if fits)
+        self.length = _aligned(self.numbers.size) + sum(map(_aligned, small))
 
 
 def _travel_inline(sizes: Iterable[int]) -> list[bool]:
-    """Which of the tensors of these sizes the header carries itself: both sides of the wire decide by this rule."""
+    """Which of the tensors of these sizes travel in the body: both sides of the wire decide by this rule."""
     found, room = [], _ALL_INLINE_BYTES
     for nbytes in sizes:
         fits = nbytes <= min(_INLINE_BYTES, room)
@@ -193,72 +110,203 @@ def _aligned(nbytes: int) -> int:
     return (nbytes + 15) // 16 * 16
 
 
-def seal(message: Message, sequence: int) -> tuple[Tensor, list[Tensor]]:
-    """**Returns:** the header and the blocks of bytes to send after it."""
-    tensors, structure = flatten(message.payload)
-    tensors = [dense(t) for t in tensors]
-    head = {
-        "sequence": sequence,
-        "kind": message.kind,
-        "stage": message.stage,
-        "micro": asdict(message.micro) if message.micro else None,
-        "version": message.version,
-        "scalars": message.scalars,
-        "control": message.control,
-        "structure": structure,
-        "tensors": [(str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride())) for t in tensors],
-    }
-    inline = _travel_inline(t.nbytes for t in tensors)
-    small = [t for t, fits in zip(tensors, inline, strict=True) if fits]
-    blocks = [_flat(t) for t, fits in zip(tensors, inline, strict=True) if not fits]
-    head["checksums"] = [_checksum(block) for block in blocks]
-    return _header(head, small), blocks
+# ----------------------------------------------------------------------------------------------------------- sending
 
 
-def close_notice(sequence: int) -> Tensor:
-    """The header that tells the peer that nothing more will come."""
-    return _header({"sequence": sequence, "closes": True}, [])
+class Sealed(NamedTuple):
+    """A message as it goes out. **Arguments:** `body`: where it did not fit into the header."""
+
+    header: Tensor
+    body: Tensor | None
+    blocks: list[Tensor]
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All of it, in the order in which it is sent."""
+        return [self.header, *([self.body] if self.body is not None else []), *self.blocks]
 
 
-def _header(head: dict[str, Any], small: Sequence[Tensor]) -> Tensor:
-    text = json.dumps(head, separators=(",", ":")).encode()
-    room = _PREFIX + _aligned(len(text)) + sum(_aligned(t.nbytes) for t in small)
-    if room > HEADER_BYTES:
-        raise TransportError(
-            f"the description of a message for stage {head.get('stage')} takes {room} bytes, more than the "
-            f"{HEADER_BYTES} of a header: pass fewer separate tensors between blocks (stack them)"
-        )
-    header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
-    prefix = header[:_PREFIX].view(torch.int64)
-    prefix[0] = len(text)
-    header[_PREFIX : _PREFIX + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    offset = _PREFIX + _aligned(len(text))
-    for t in small:
-        header[offset : offset + t.nbytes] = _flat(t)
-        offset += _aligned(t.nbytes)
-    prefix[1] = _header_checksum(header)
-    return header
+class Writer:
+    """Seals messages to one peer."""
+
+    def __init__(self) -> None:
+        self._forms = FormsTold(_Form)
+        self._sequence = 0
+
+    def seal(self, message: Message) -> Sealed:
+        """A message as bytes. Its large tensors are not copied."""
+        tensors, structure = flatten(message.payload)
+        tensors = [dense(t) for t in tensors]
+        form, description = self._forms.of(message, structure, tensors)
+        blocks = [flat(t) for t, fits in zip(tensors, form.inline, strict=True) if not fits]
+        losses = message.scalars.values() if message.scalars else ()
+        at = _aligned(len(description))
+        body = bytearray(at + form.length)
+        body[: len(description)] = description
+        form.numbers.pack_into(body, at, *losses, *(_checksum(block) for block in blocks))
+        at += _aligned(form.numbers.size)
+        for t, fits in zip(tensors, form.inline, strict=True):
+            if fits:
+                body[at : at + t.nbytes] = flat(t).numpy().data
+                at += _aligned(t.nbytes)
+        if len(body) > _MOST_BODY:
+            raise TransportError(
+                f"the description of a message for stage {message.stage} takes {len(body)} bytes, more than the "
+                f"{_MOST_BODY} that it may: pass fewer separate tensors between blocks (stack them)"
+            )
+        changing = (form.description.number, message.version, len(description), micro_fields(message.micro))
+        return Sealed(*self._packed(*changing, body), blocks)
+
+    def close_notice(self) -> Sealed:
+        """What tells the peer that nothing more will come."""
+        return Sealed(*self._packed(0, 0, 0, NO_MICRO, b"", closes=True), [])
+
+    def _packed(
+        self,
+        form: int,
+        version: int,
+        described: int,
+        micro: tuple[Any, ...],
+        body: bytearray | bytes,
+        *,
+        closes: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The header, and the body if it did not fit into it."""
+        header = bytearray(HEADER_BYTES)
+        beside = torch.frombuffer(body, dtype=torch.uint8) if len(body) > HEADER_BYTES - _BODY_AT else None
+        if beside is None:
+            header[_BODY_AT : _BODY_AT + len(body)] = body
+            sizes = described, 0, 0
+        else:
+            sizes = described, len(body), _checksum(beside)
+        _FIXED.pack_into(header, 0, 0, closes, form, self._sequence, version, *sizes, *micro)
+        _CHECKSUM.pack_into(header, 0, _sum_of(memoryview(header)[_CHECKSUM.size :]))
+        self._sequence += 1
+        return torch.frombuffer(header, dtype=torch.uint8), beside
 
 
-def _checksum(*blocks: Tensor) -> int:
-    """Of bytes, as a number that fits an int64. Chosen by benchmarks/checksum_cost.py."""
-    digest = xxhash.xxh3_64()
-    for block in blocks:
-        digest.update(block.numpy().data)
-    return digest.intdigest() - 2**63
+# --------------------------------------------------------------------------------------------------------- receiving
 
 
-def _header_checksum(header: Tensor) -> int:
-    return _checksum(header[: _PREFIX // 2], header[_PREFIX:])
+class Head(NamedTuple):
+    """What a header says. **Arguments:** `beside`: bytes of a body that comes by itself; `inside`: where it is else."""
+
+    closes: bool
+    form: int
+    version: int
+    described: int
+    beside: int
+    checksum: int
+    micro: tuple[Any, ...]
+    inside: Tensor
 
 
-def open_envelope(header: Tensor, make_room: Callable[[int], Tensor] = room) -> Envelope:
-    """Read a header; a damaged one is refused. **Arguments:** `make_room`: for so many bytes."""
-    length, checksum = (int(number) for number in header[:_PREFIX].view(torch.int64))
-    if not 0 < length <= HEADER_BYTES - _PREFIX or checksum != _header_checksum(header):
-        raise TransportError("a header does not match its checksum: the stream of messages is damaged")
+class Reader:
+    """Reads what one peer has sealed. **Arguments:** `peer`: its rank."""
+
+    def __init__(self, peer: int) -> None:
+        self._peer = peer
+        self._forms = FormsHeard(_Form, peer)
+        self._expected = 0
+
+    def head(self, header: Tensor) -> Head:
+        """Read a header; one that is damaged, or not the next one, is refused."""
+        checksum, closes, form, sequence, version, *rest = _FIXED.unpack_from(header.numpy().data)
+        if checksum != _checksum(header[_CHECKSUM.size :]):
+            raise TransportError(
+                f"a header from rank {self._peer} does not match its checksum: the stream of messages is damaged"
+            )
+        if sequence != self._expected:
+            raise TransportError(
+                f"message {sequence} came from rank {self._peer} where {self._expected} was due: one was lost, doubled "
+                "or overtaken"
+            )
+        self._expected += 1
+        described, beside, body_checksum, *micro = rest
+        if beside > _MOST_BODY:
+            raise TransportError(f"a header from rank {self._peer} announces a body of {beside} bytes")
+        return Head(closes, form, version, described, beside, body_checksum, tuple(micro), header[_BODY_AT:])
+
+    def envelope(
+        self, head: Head, beside: Tensor | None = None, make_room: Callable[[int], Tensor] | None = None
+    ) -> Envelope:
+        """What a header and its body announce.
+
+        **Arguments:** `beside`: the body, if it came by itself; `make_room`: for so many bytes.
+        """
+        if beside is not None and head.checksum != _checksum(beside):
+            raise TransportError(
+                f"the body of a message from rank {self._peer} does not match its checksum: the stream of messages is "
+                "damaged"
+            )
+        body = head.inside if beside is None else beside
+        at = _aligned(head.described)
+        if head.described:
+            if at > len(body):
+                raise TransportError(f"a description of {head.described} bytes came in a body of {len(body)}")
+            self._forms.learn(body[: head.described].numpy().tobytes())
+        form = self._forms.get(head.form)
+        if form is None or at + form.length > len(body):
+            raise TransportError(
+                f"a body of {len(body)} bytes came from rank {self._peer} that has the form of no message"
+            )
+        return Envelope(form, head, body[at:], self._peer, make_room or room)
+
+
+class Envelope:
+    """A message without its large tensors, and the room they need: `blocks`, to be filled in their order."""
+
+    def __init__(self, form: _Form, head: Head, body: Tensor, sender: int, make_room: Callable[[int], Tensor]) -> None:
+        self._form, self._head, self._sender = form, head, sender
+        found = form.numbers.unpack_from(body.numpy().data)
+        self._scalars, self._checksums = found[: len(form.scalars)], found[len(form.scalars) :]
+        self._tensors: list[Tensor] = []
+        self.blocks: list[Tensor] = []
+        at = _aligned(form.numbers.size)
+        for announced, nbytes, small in zip(form.tensors, form.sizes, form.inline, strict=True):
+            if small:
+                # The header is read into the same memory again.
+                block = body[at : at + nbytes].clone()
+                at += _aligned(nbytes)
+            else:
+                block = make_room(nbytes)
+                self.blocks.append(block)
+            self._tensors.append(shaped(block, *announced))
+
+    def verify(self) -> None:
+        """Refuse `blocks` that are not what was sent."""
+        for number, (block, sent) in enumerate(zip(self.blocks, self._checksums, strict=True)):
+            if _checksum(block) != sent:
+                own = self._form.description
+                of = f" of {Micro(*self._head.micro)}" if own.about_micro else ""
+                raise TransportError(
+                    f"the {own.kind} message{of} for stage {own.stage} was damaged on its way from rank "
+                    f"{self._sender}: block {number} of {len(self.blocks)} ({block.nbytes} bytes) does not match its "
+                    "checksum. If it happens again, look for faulty memory or a faulty network on both hosts."
+                )
+
+    def message(self) -> Message:
+        """The message, once all `blocks` are filled."""
+        return self._form.message(self._head.version, self._head.micro, self._scalars, self._tensors)
+
+
+def room(nbytes: int, where: torch.device | None = None) -> Tensor:
+    """Memory for so many bytes that will come. **Arguments:** `where`: of a device; else of the host."""
     try:
-        head = _Head.model_validate_json(header[_PREFIX : _PREFIX + length].numpy().tobytes())
-    except ValidationError as error:
-        raise TransportError(f"a header cannot be read: {error.errors()[0]['msg']}") from error
-    return Envelope(head, header[_PREFIX + _aligned(length) :], make_room)
+        return torch.empty(nbytes, dtype=torch.uint8, device=where)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TransportError(
+            f"out of memory: there is no room for a message of {bytes_text(nbytes)}, this process held "
+            f"{bytes_text(most_held())} at most; {TAKES_LESS}"
+        ) from error
+
+
+def _checksum(block: Tensor) -> int:
+    return _sum_of(block.numpy().data)
+
+
+def _sum_of(data: Any) -> int:
+    """Of bytes, as a number that fits an int64. Chosen by benchmarks/checksum_cost.py."""
+    return xxhash.xxh3_64_intdigest(data) - 2**63

@@ -103,6 +103,30 @@ class World:
         other.heed(self._alarm)
         return other
 
+    def connect(
+        self,
+        ways: Sequence[tuple[int, int]],
+        backend: str,
+        try_out: Callable[[dist.ProcessGroup, tuple[int, int]], None],
+    ) -> dict[tuple[int, int], dist.ProcessGroup]:
+        """A group of two ranks for every way from a rank to a rank. Made by all ranks together, in the order of `ways`.
+
+        **Arguments:** `try_out`: called with each new group on its two ranks, before the next one is made.
+
+        **Returns:** those that this rank is in.
+        """
+        found: dict[tuple[int, int], dist.ProcessGroup] = {}
+
+        def make() -> None:
+            for way in ways:
+                group = dist.new_group(list(way), timeout=_PATIENCE, backend=backend)
+                if self.rank in way:
+                    try_out(group, way)
+                    found[way] = group
+
+        self._together(make)
+        return found
+
     def meet(self) -> None:
         """Wait until all ranks have come here, in the same call."""
         if self.group is not None:

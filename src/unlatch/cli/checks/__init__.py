@@ -12,7 +12,7 @@ from ...config import Config
 from ...errors import PlanError
 from ...transport.launch import Ranks
 from ..prepare import prepare
-from .device import device_found, speed, transfer
+from .device import device_found, past_the_host, speed, transfer
 from .environment import loopback, machine
 from .equality import one_stage, two_processes
 from .finding import Finding, Verdict, find_out
@@ -50,4 +50,5 @@ def findings_about(config: Config, *, on_device: bool = False) -> Iterator[Findi
         if reached.verdict == "ok":
             yield find_out("two processes", partial(two_processes, trial, ranks))
             if on_device:
+                yield find_out("nccl", partial(past_the_host, trial, ranks))
                 yield find_out("speed", partial(speed, trial, ranks))

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...config import Config
 from ...io.space import bytes_text
 from ...io.versions import versions
 from ...nn.device import Accelerator, find_device, present_accelerator
+from ...transport.lanes import BACKENDS
 from ...transport.launch import Ranks
 from ...transport.mail import Message
 from ...transport.staging import Staging
-from .equality import plain_step
+from .equality import plain_step, two_processes
 from .finding import Finding, Inapplicable
 from .trial import Trial
 
-__all__ = ["device_found", "report", "speed", "transfer"]
+__all__ = ["device_found", "past_the_host", "report", "speed", "transfer"]
 
 _WORDS = 1 << 20
 _ROUNDS = 3
@@ -55,12 +58,30 @@ def transfer(config: Config) -> Finding | str:
     return f"{size} to pinned memory and back on side streams, right in {rounds} rounds, {1e3 * seconds:.1f} ms each"
 
 
+def past_the_host(trial: Trial, ranks: Ranks) -> Finding | str:
+    """Two real processes whose tensors go from device to device do what one does."""
+    transport = _lanes(trial)
+    if transport is None:
+        raise Inapplicable(f"nobody is known here who carries tensors from one {trial.device.type} device to another")
+    found = two_processes(trial, ranks, transport)
+    return replace(found, check="nccl") if isinstance(found, Finding) else found
+
+
+def _lanes(trial: Trial) -> str | None:
+    """The transport that passes tensors from one device of this kind to another."""
+    return next((name for name, one in BACKENDS.items() if one.device == trial.device.type), None)
+
+
 def speed(trial: Trial, ranks: Ranks) -> str:
     """Samples per second: a plain loop, the method inline, and on two ranks where there is a device for each."""
     found = {"plain PyTorch": _fastest(lambda: _plain(trial)), "inline": _fastest(lambda: train_and_time(trial, False))}
     room = not trial.device.runs_ahead or torch.accelerator.device_count() >= 2
     if room and trial.config.run.stages > 1:
-        found["two processes"] = _fastest(lambda: min(ranks.run(train_and_time, trial, None, timeout=300.0)))
+        ways: dict[str, str] = {"two processes": trial.config.run.transport}
+        if (past := _lanes(trial)) is not None and dist.is_backend_available(BACKENDS[past].name):
+            ways[f"two processes over {past}"] = past
+        for how, transport in ways.items():
+            found[how] = _fastest(lambda way=transport: min(ranks.run(train_and_time, trial, None, way, timeout=300.0)))
     samples = {how: trial.size * trial.count / seconds for how, seconds in found.items()}
     told = ", ".join(f"{how} {rate:,.0f}" for how, rate in samples.items())
     held = trial.device.most_held()
@@ -72,9 +93,9 @@ def _fastest(measure: Any) -> float:
     return min(float(measure()) for _ in range(_ROUNDS))
 
 
-def train_and_time(trial: Trial, distributed: bool | None) -> float:
+def train_and_time(trial: Trial, distributed: bool | None, transport: str = "auto") -> float:
     """Seconds for all batches of a trial. Called alike on every rank."""
-    return trial.timed(distributed=distributed)
+    return trial.timed(distributed=distributed, transport=transport)
 
 
 def _plain(trial: Trial) -> float:

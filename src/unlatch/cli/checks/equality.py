@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...nn.chain import StageChain, chain
 from ...nn.device import Device
 from ...nn.randomness import replayable
+from ...transport.lanes import check_transport
 from ...transport.launch import Ranks
 from ..prepare import updates_in
 from .finding import Finding, Inapplicable
@@ -32,16 +33,19 @@ def one_stage(trial: Trial) -> Finding | str:
     return _compare("one stage", said, (losses, state), (expected_losses, expected), trial.device)
 
 
-def two_processes(trial: Trial, ranks: Ranks) -> Finding | str:
-    """Two real processes do what one does."""
+def two_processes(trial: Trial, ranks: Ranks, transport: str | None = None) -> Finding | str:
+    """Two real processes do what one does. **Arguments:** `transport`: another one than the user's."""
+    transport = transport or trial.config.run.transport
+    check_transport(transport, trial.device.type)
     stages = trial.config.run.stages
     if stages < 2:
         raise Inapplicable("the model is in one stage, so there is nothing to share; try --stages 2")
     if trial.device.runs_ahead and torch.accelerator.device_count() < 2:
         raise Inapplicable("there is one device, and each process needs its own")
     here = trial.train(distributed=False)
-    said = f"{trial.count} batches with {trial.method.name} in {stages} stages, in one process and in two"
-    for losses, encoded in ranks.run(train_on_rank, trial, timeout=300.0):
+    way = "" if transport == "auto" else f" over {transport}"
+    said = f"{trial.count} batches with {trial.method.name} in {stages} stages, in one process and in two{way}"
+    for losses, encoded in ranks.run(train_on_rank, trial, transport, timeout=300.0):
         found = _compare("two processes", said, (losses, load(encoded)), here, trial.device)
         if isinstance(found, Finding):
             return found

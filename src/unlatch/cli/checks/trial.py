@@ -112,9 +112,9 @@ class Trial:
             return time.perf_counter() - begun
 
 
-def train_on_rank(trial: Trial) -> tuple[list[float], bytes]:
-    """`Trial.train` on ranks, with the result in a form that travels."""
-    losses, state = trial.train()
+def train_on_rank(trial: Trial, transport: str) -> tuple[list[float], bytes]:
+    """`Trial.train` on ranks, with the result in a form that travels. **Arguments:** `transport`: of messages."""
+    losses, state = trial.train(transport=transport)
     return losses, save({name: t.contiguous() for name, t in state.items()})
 
 
