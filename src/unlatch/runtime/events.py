@@ -40,8 +40,11 @@ class Recorder:
     def add(self, event: Event) -> None:
         """Record one action."""
         self.events.append(event)
-        seconds = self.seconds.setdefault(event.stage, {})
-        seconds[event.kind] = seconds.get(event.kind, 0.0) + event.end - event.start
+        station, kind, _, _, start, end, _ = event
+        seconds = self.seconds.get(station)
+        if seconds is None:
+            seconds = self.seconds[station] = {}
+        seconds[kind] = seconds.get(kind, 0.0) + end - start
 
     def forward(self, station: int, micro: int, version: int) -> None:
         """Note the version that a forward saw."""
