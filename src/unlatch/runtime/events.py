@@ -55,7 +55,10 @@ class Recorder:
         seen = self._forward_version.pop((station, micro), None)
         if seen is not None:
             self._behind.setdefault(micro, {})[station] = version - seen
-            self._history.setdefault(station, deque(maxlen=4096)).append(version - seen)
+            history = self._history.get(station)
+            if history is None:
+                history = self._history[station] = deque(maxlen=4096)
+            history.append(version - seen)
 
     def state(self) -> dict[str, Any]:
         """What is known of micro-batches under way."""
