@@ -7,7 +7,6 @@ device, are seeded from the three numbers, and on the way out they are put back 
 
 from __future__ import annotations
 
-from functools import lru_cache
 from types import TracebackType
 
 import torch
@@ -25,20 +24,14 @@ def mixed_seed(seed: int, stage: int, micro: int) -> int:
     >>> mixed_seed(0, 1, 2) != mixed_seed(0, 2, 1)
     True
     """
-    return _stirred(_of_stage(seed, stage), micro)
-
-
-@lru_cache(maxsize=1024)
-def _of_stage(seed: int, stage: int) -> int:
-    return _stirred(_stirred(0, seed), stage)
-
-
-def _stirred(state: int, part: int) -> int:
-    # One round of the splitmix64 finaliser per part; the odd constant keeps (0, 0, 0) away from the fixed point 0.
-    state = (state ^ part) + 0x9E3779B97F4A7C15 & _MASK
-    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
-    return state ^ state >> 31
+    state = 0
+    for part in (seed, stage, micro):
+        # One round of the splitmix64 finaliser per part; the odd constant keeps (0, 0, 0) away from the fixed point 0.
+        state = (state ^ part) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
 
 
 class replayable:  # noqa: N801 - used like a function

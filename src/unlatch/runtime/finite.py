@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["all_finite", "first_not_finite"]
 
-_FEW = 5
+_FEW = 4
 
 
 def all_finite(tensors: Sequence[Tensor], norm: Tensor | None = None) -> bool:

@@ -109,8 +109,6 @@ class ReconstructionWatch:
 
     def news(self) -> list[str]:
         """What is to be told since the last call."""
-        if not self._stages:
-            return []
         loud = [stage for stage in self._stages if stage.reconstruction.worst > self._tolerance]
         self._stages = [stage for stage in self._stages if stage not in loud]
         told = [self._describe(stage) for stage in loud]
