@@ -204,6 +204,28 @@ def test_a_failure_is_found_by_those_who_only_ask(ends):
     assert isinstance(ends[1].mail.failure(), PeerLost)
 
 
+def test_a_question_sees_past_messages_that_nobody_has_taken(ends):
+    """Who waits reads one message at a time; whoever only asks must know all that has come."""
+    for number in range(3):
+        ends[0].link.send(Message(FORWARD, 1, card(number), torch.ones(1)))
+    assert not ends[1].mail.voided
+    for number in range(3, 6):
+        ends[0].link.send(Message(FORWARD, 1, card(number), torch.ones(1)))
+    ends[0].link.void()
+    assert ends[1].mail.take(FORWARD, 1, card(0)).micro == card(0)
+    assert ends[1].mail.voided
+    assert [ends[1].mail.take(FORWARD, 1).micro for _ in range(5)] == [card(number) for number in range(1, 6)]
+
+
+def test_one_message_is_read_for_who_waits_for_it(ends):
+    """The others stay in the socket until somebody asks for them, and none is lost."""
+    for number in range(3):
+        ends[0].link.send(Message(FORWARD, 1, card(number), torch.ones(1)))
+    assert ends[1].mail.take(FORWARD, 1, card(0)).micro == card(0)
+    assert not ends[1].mail._boxes[FORWARD, 1]
+    assert [ends[1].mail.take(FORWARD, 1).micro for _ in range(2)] == [card(1), card(2)]
+
+
 def test_who_took_leave_is_not_lost(ends):
     leaving = threading.Thread(target=ends[0].link.close)
     ends[0].link.send(Message(FORWARD, 1, card(0), torch.ones(1)))

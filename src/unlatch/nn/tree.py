@@ -58,13 +58,21 @@ def _describe(tree: Tree, tensors: list[Tensor]) -> Structure:
     if kind is tuple or kind is list:
         return [kind.__name__, *(_describe(child, tensors) for child in tree)]
     if kind is dict:
-        for key in tree:
-            if type(key) not in _CONSTANTS:
-                raise ShapeMismatch(f"a dict between blocks needs plain keys (str, int, ...), got key {key!r}")
+        _check_keys(tree)
         return ["dict", *([key, _describe(child, tensors)] for key, child in tree.items())]
     if kind in _CONSTANTS:
         return ["constant", tree]
-    raise ShapeMismatch(
+    raise _no_tree(kind)
+
+
+def _check_keys(tree: dict[Any, Tree]) -> None:
+    for key in tree:
+        if type(key) not in _CONSTANTS:
+            raise ShapeMismatch(f"a dict between blocks needs plain keys (str, int, ...), got key {key!r}")
+
+
+def _no_tree(kind: type) -> ShapeMismatch:
+    return ShapeMismatch(
         f"only tensors and nested tuple, list and dict of tensors can pass between blocks, got {kind.__qualname__}; "
         "return a plain tuple or dict instead"
     )
@@ -119,8 +127,17 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     """
     if isinstance(tree, Tensor):
         return function(tree)
-    tensors, structure = flatten(tree)
-    return unflatten(structure, [function(tensor) for tensor in tensors])
+    kind = type(tree)
+    if kind is tuple:
+        return tuple([map_tensors(function, child) for child in tree])
+    if kind is list:
+        return [map_tensors(function, child) for child in tree]
+    if kind is dict:
+        _check_keys(tree)
+        return {key: map_tensors(function, child) for key, child in tree.items()}
+    if kind in _CONSTANTS:
+        return tree
+    raise _no_tree(kind)
 
 
 def leaves(tree: Tree) -> list[Tensor]:

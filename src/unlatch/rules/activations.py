@@ -52,7 +52,7 @@ class Computing(Protocol):
     def run(self, kept: Kept) -> Tree:
         """Evaluate the module and, at the last stage, the loss."""
 
-    def passing(self, kept: Kept) -> AbstractContextManager[None]:
+    def passing(self, kept: Kept) -> AbstractContextManager[Any]:
         """Random numbers and precision of a pass over the module."""
 
     def counting(self, counts: bool) -> AbstractContextManager[Any]:

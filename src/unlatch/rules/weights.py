@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from weakref import ref
@@ -300,7 +300,7 @@ class BackwardView(View):
         - `meter`: is shown every tensor that autograd saves.
         - `replay`: what to save instead, in the order of saving, where a graph is made again.
         """
-        return _hooked(_metered(meter), _checked) if meter is not None else _untouched()
+        return saved_tensors_hooks(_metered(meter), _checked) if meter is not None else nullcontext()
 
     def weights(self, kept: Kept, version: int, *, lasting: bool = False) -> list[Tensor]:
         """The weights for the backward of what was kept, after `version` updates.
@@ -312,17 +312,6 @@ class BackwardView(View):
     def shown(self, kept: Kept, version: int) -> list[Tensor] | None:
         """Get ready for a backward. **Returns:** what the parameters must show meanwhile; `None`: what they do show."""
         return None
-
-
-@contextmanager
-def _untouched() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _hooked(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
-    with saved_tensors_hooks(pack, unpack):
-        yield
 
 
 def _metered(meter: Meter) -> Callable[[Tensor], Saved]:
@@ -411,7 +400,7 @@ class StashView(BackwardView):
         def unpack(found: Tensor | Saved) -> Tensor:
             return _checked(found) if isinstance(found, Saved) else found
 
-        return _hooked(pack, unpack)
+        return saved_tensors_hooks(pack, unpack)
 
     def weights(self, kept: Kept, version: int, *, lasting: bool = False) -> list[Tensor]:
         assert kept.weights is not None
@@ -472,7 +461,7 @@ class LatestView(BackwardView):
             shown: Tensor = self._given()[owner].as_strided(size, stride, offset)
             return shown
 
-        return _hooked(pack, unpack)
+        return saved_tensors_hooks(pack, unpack)
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ class Engine:
         self._landed = landed
         self._recorder = recorder or Recorder()
         self._timing = Timing(self._recorder) if device.runs_ahead else None
+        self._clock = time.perf_counter if self._timing is None else device.clock
         self.batches = 0
         #: Whether gradients are looked at after every entry, so that one that is not finite is traced to its batch.
         self.careful = False
@@ -477,8 +478,8 @@ class Engine:
                 if "count" in message.scalars:
                     counts[micro.id] = message.scalars["count"]
             taken.append(message.payload if self._landed is None else self._landed(message.payload))
-        timing, version = self._timing, station.version
-        start = time.perf_counter() if timing is None else self.device.clock()
+        clock, version = self._clock, station.version
+        start = clock()
         try:
             given = task.work(micro, *taken)
             if self.careful:
@@ -491,7 +492,7 @@ class Engine:
             raise
         except Exception as error:
             raise _failure(task, micro, error) from error
-        end = time.perf_counter() if timing is None else self.device.clock()
+        end = clock()
         number = micro.update if task.once_per_update else micro.id
         if task.is_forward:
             version = station.seen
@@ -499,7 +500,7 @@ class Engine:
         elif task.is_gradient:
             self._recorder.gradient(station.number, micro.id, version)
         event = Event(station.number, task.entry.kind, number, version, start, end, station.kept_bytes)
-        (timing or self._recorder).add(event)
+        (self._timing or self._recorder).add(event)
         if task.gives:
             loss = losses.get(micro.id)
             scalars = None if loss is None else {"loss": loss}

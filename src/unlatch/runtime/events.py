@@ -40,8 +40,11 @@ class Recorder:
     def add(self, event: Event) -> None:
         """Record one action."""
         self.events.append(event)
-        seconds = self.seconds.setdefault(event.stage, {})
-        seconds[event.kind] = seconds.get(event.kind, 0.0) + event.end - event.start
+        station, kind, _, _, start, end, _ = event
+        seconds = self.seconds.get(station)
+        if seconds is None:
+            seconds = self.seconds[station] = {}
+        seconds[kind] = seconds.get(kind, 0.0) + end - start
 
     def forward(self, station: int, micro: int, version: int) -> None:
         """Note the version that a forward saw."""
@@ -52,7 +55,10 @@ class Recorder:
         seen = self._forward_version.pop((station, micro), None)
         if seen is not None:
             self._behind.setdefault(micro, {})[station] = version - seen
-            self._history.setdefault(station, deque(maxlen=4096)).append(version - seen)
+            history = self._history.get(station)
+            if history is None:
+                history = self._history[station] = deque(maxlen=4096)
+            history.append(version - seen)
 
     def state(self) -> dict[str, Any]:
         """What is known of micro-batches under way."""

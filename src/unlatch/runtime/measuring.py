@@ -56,18 +56,19 @@ class Measured:
         self.stored_bytes = max(self.stored_bytes, self.kept_bytes)
         self.most_in_flight = max(self.most_in_flight, in_flight)
 
+    def graph_bytes(self, kept: Kept) -> int | None:
+        """What the graph of a micro-batch takes, if one of its shape was weighed before."""
+        return self._known.get(_shapes(kept.inputs))
+
     @contextmanager
-    def weighing(self, kept: Kept) -> Iterator[Scale | None]:
-        """Weigh the graph that is made inside, unless one of its shape was weighed before."""
-        shapes = _shapes(kept.inputs)
-        known = self._known.get(shapes)
-        scale = Scale([*self._module.parameters(), *self._module.buffers()]) if known is None else None
+    def weighing(self, kept: Kept) -> Iterator[Scale]:
+        """Weigh the graph that is made inside."""
+        scale = Scale([*self._module.parameters(), *self._module.buffers()])
         yield scale
-        if scale is not None:
-            for t in [*kept.inputs, *(kept.outputs or [])]:
-                scale(t)
-            known = self._known[shapes] = scale.total
-        self.weighed(kept, known or 0)
+        for t in [*kept.inputs, *(kept.outputs or [])]:
+            scale(t)
+        self._known[_shapes(kept.inputs)] = scale.total
+        self.weighed(kept, scale.total)
 
     @contextmanager
     def weighing_beside(self, micro: int, nets: Iterable[nn.Module], inputs: Sequence[Tensor]) -> Iterator[None]:

@@ -57,6 +57,11 @@ class StageOptions:
         seed = mixed_seed(self.seed, self.column, 0) if self.column else self.seed
         return replayable(seed, stream, micro, self.device)
 
+    def passing(self, stream: int, micro: int) -> AbstractContextManager[Any]:
+        """A context with the random numbers and the precision of a pass over a module."""
+        random = self.random(stream, micro)
+        return random if self.precision == "fp32" else _both(random, self.autocast())
+
     @property
     def clips_whole_norm(self) -> bool:
         """Whether gradients are limited by the norm of the whole model's."""
@@ -66,6 +71,12 @@ class StageOptions:
     def checks_finite(self) -> bool:
         """Whether losses, gradients and weights are looked at before they are used."""
         return self.nonfinite != "ignore"
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 class Passes(Measured):
@@ -111,11 +122,9 @@ class Passes(Measured):
             self.whole.add(kept.micro, outputs, kept.target, self.loss, self.count)
         return loss
 
-    @contextmanager
-    def passing(self, kept: Kept) -> Iterator[None]:
+    def passing(self, kept: Kept) -> AbstractContextManager[Any]:
         """Random numbers and precision of a pass over the module."""
-        with self.options.random(self.index, kept.micro.id), self.options.autocast():
-            yield
+        return self.options.passing(self.index, kept.micro.id)
 
     def counting(self, counts: bool) -> AbstractContextManager[Any]:
         """Whether running statistics count what runs inside: of two passes over a micro-batch, one."""

@@ -29,6 +29,8 @@ from .updating import Updater
 
 __all__ = ["Gradients", "Kept", "Returned", "Stage", "StageOptions"]
 
+_AS_THEY_ARE = nullcontext()
+
 
 class Stage(Passes):
     """One stage of the network with its optimizer, its rules, and what it keeps for batches under way.
@@ -104,6 +106,7 @@ class Stage(Passes):
         target = here(target)
         kept = Kept(micro, self.version, [t.detach() for t in leaves], spec, target)
         with self._forward_weights(kept):
+            self.backward_view.note(kept)
             if self.observer is not None:
                 self.observer.forward(self, micro, inputs, target)
             outputs = self.activation.forward(self, kept)
@@ -111,24 +114,28 @@ class Stage(Passes):
         self.forward_done(len(self.kept))
         return None if self.last else map_tensors(Tensor.detach, outputs)
 
-    @contextmanager
-    def _forward_weights(self, kept: Kept) -> Iterator[None]:
-        """Show the forward the weights that its rule wants, and let the backward's rule take note of them."""
+    def _forward_weights(self, kept: Kept) -> AbstractContextManager[None]:
+        """Show the forward the weights that its rule wants; inside, the backward's rule is to take note of them."""
         lasting = self.activation.keeps_graph or self.backward_view.holds_storage
         values, self.seen = self.forward_view.values(
             kept.micro, self.version, self.updater.coming_rates, lasting=lasting
         )
         kept.version = self.seen
-        with self._showing(values):
-            self.backward_view.note(kept)
-            yield
+        return self._showing(values)
 
     def _showing(self, values: list[Tensor] | None) -> AbstractContextManager[None]:
-        return weights_at(self.params, values) if values is not None else nullcontext()
+        return weights_at(self.params, values) if values is not None else _AS_THEY_ARE
+
+    def recording(self, kept: Kept) -> AbstractContextManager[None]:
+        """Make a graph that will be used later."""
+        known = self.graph_bytes(kept)
+        if known is None:
+            return self._recording_weighed(kept)
+        self.weighed(kept, known)
+        return self.backward_view.recording(kept)
 
     @contextmanager
-    def recording(self, kept: Kept) -> Iterator[None]:
-        """Make a graph that will be used later."""
+    def _recording_weighed(self, kept: Kept) -> Iterator[None]:
         with self.weighing(kept) as scale, self.backward_view.recording(kept, scale):
             yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from .foresight import foreseen_rates
 __all__ = ["Optimizer", "Updater", "beside", "completed", "plain_part"]
 
 Optimizer = torch.optim.Optimizer
+
+_AS_IT_IS = nullcontext()
 
 
 class Updater:
@@ -94,7 +96,8 @@ class Updater:
             self.check_gradients(norm)
         if self._clip is not None and norm is not None and not self.left_out:
             nn.utils.clip_grads_with_norm_(self.params, self._clip, norm)
-        with self._scaled_lr():
+        factor = self.lr_factor()
+        with _AS_IT_IS if factor == 1.0 else self._scaled_lr(factor):
             for view in self.views:
                 view.before_update()
             if elsewhere:
@@ -114,8 +117,7 @@ class Updater:
 
     def divide(self, divisor: float) -> None:
         """Divide the gradients, such as by the number of batches that they are a sum over."""
-        grads = self._gradients()
-        if divisor != 1.0 and grads:
+        if divisor != 1.0 and (grads := self._gradients()):
             torch._foreach_div_(grads, divisor)
 
     def squared_norm(self) -> Tensor:
@@ -210,13 +212,9 @@ class Updater:
         return factor * (self._lr_scale(update) if self._lr_scale else 1.0)
 
     @contextmanager
-    def _scaled_lr(self) -> Iterator[None]:
+    def _scaled_lr(self, factor: float) -> Iterator[None]:
         """Multiply the learning rate for one step only, so that any scheduler keeps working on the user's numbers."""
-        factor = self.lr_factor()
-        if self.optimizer is None or factor == 1.0:
-            yield
-            return
-        groups = self.optimizer.param_groups
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * factor

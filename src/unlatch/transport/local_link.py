@@ -78,7 +78,11 @@ class Neighbours:
                 os.eventfd_write(self._bell, 1)
 
     def fetch(self, seconds: float) -> None:
-        """Put what has arrived into the mail; wait for it so long if nothing has. Only one thread at a time."""
+        """Put what has arrived into the mail; wait for it so long if nothing has. Only one thread at a time.
+
+        Who waits does so for one message, as a rule, and asks again if it was another one: so of each peer no more
+        than one is read. A look for more would cost as much.
+        """
         if self._closed:
             time.sleep(min(seconds, 0.1))
             return
@@ -91,7 +95,7 @@ class Neighbours:
             if events & select.EPOLLOUT:
                 link.send_waiting()
             if events & ~select.EPOLLOUT:
-                link.receive()
+                link.receive(everything=seconds == 0.0)
 
     def closed(self, link: LocalLink) -> None:
         """Take note that a link is closed; with the last one everything is given back."""
@@ -135,6 +139,7 @@ class LocalLink:
         self._reader = Reader(self._slots, peer)
         self._buffer = bytearray(_LONGEST)
         self._view = memoryview(self._buffer)
+        self._buffers = [self._buffer]
         self._outbox: deque[tuple[bytes, int | None]] = deque()
         self._sending = threading.Lock()
         self._closing = self._left = self._broken = False
@@ -215,17 +220,19 @@ class LocalLink:
 
     # -------------------------------------------------------------- receiving
 
-    def receive(self) -> None:
-        """Put what has come into the mail."""
+    def receive(self, *, everything: bool = True) -> None:
+        """Put what has come into the mail, or only what has come up to the first message."""
         try:
             while not self._left:
                 try:
-                    size, controls, *_ = self._channel.recvmsg_into([self._buffer], _DESCRIPTOR)
+                    size, controls, *_ = self._channel.recvmsg_into(self._buffers, _DESCRIPTOR)
                 except BlockingIOError:
                     return
                 if size == 0:
                     raise ConnectionError("connection closed by peer")
                 self._read(self._view[:size], controls)
+                if not everything and self._buffer[0] == LETTER[0]:
+                    return
         except Exception as error:
             self._failed(error)
 

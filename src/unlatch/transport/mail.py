@@ -200,7 +200,10 @@ class Mail:
         self._room: dict[tuple[str, int], int] = {}
         self._elsewhere = forward_to
         self._boxes: dict[tuple[str, int], deque[_Boxed]] = {}
-        self._arrival = threading.Condition()
+        self._lock = threading.RLock()
+        self._arrival = threading.Condition(self._lock)
+        #: Threads that wait for an arrival, which is news for nobody else.
+        self._sleepers = 0
         self._fetcher: Fetcher | None = None
         #: The thread that fetches, if one does.
         self._fetching: int | None = None
@@ -233,7 +236,7 @@ class Mail:
     def post(self, message: Message, sender: int | None = None) -> None:
         """Put a message into its box. **Arguments:** `sender`: the rank that it comes from, if from another one."""
         nbytes, place = 0 if message.kind in _UNWEIGHED else tree_bytes(message.payload), (message.kind, message.stage)
-        with self._arrival:
+        with self._lock:
             box = self._boxes.get(place)
             if box is None:
                 box = self._boxes[place] = deque()
@@ -262,7 +265,7 @@ class Mail:
         """Wait until something is so, which other threads and ranks bring about. **Returns:** whether it is."""
         deadline = time.monotonic() + seconds
         while True:
-            with self._arrival:
+            with self._lock:
                 if ready():
                     return True
                 # A bounded wait keeps Ctrl-C and failure notices responsive.
@@ -270,7 +273,11 @@ class Mail:
                 if left <= 0:
                     return False
                 if self._fetcher is None or self._fetching is not None:
-                    self._arrival.wait(left)
+                    self._sleepers += 1
+                    try:
+                        self._arrival.wait(left)
+                    finally:
+                        self._sleepers -= 1
                     continue
                 self._fetching = threading.get_ident()
             self._fetch(left)
@@ -281,14 +288,14 @@ class Mail:
         try:
             self._fetcher.fetch(seconds)
         finally:
-            with self._arrival:
+            with self._lock:
                 self._fetching = None
                 # Whoever waits meanwhile may be the next to fetch.
                 self._changed()
 
     def _look(self) -> None:
         """See what has arrived already, for questions that nobody waits for."""
-        with self._arrival:
+        with self._lock:
             if self._fetcher is None or self._fetching is not None:
                 return
             self._fetching = threading.get_ident()
@@ -296,8 +303,9 @@ class Mail:
 
     def _changed(self) -> None:
         """Tell all who wait; called with the lock held."""
-        self._arrival.notify_all()
-        if self._fetcher is not None and self._fetching not in (None, threading.get_ident()):
+        if self._sleepers:
+            self._arrival.notify_all()
+        if self._fetching is not None and self._fetcher is not None and self._fetching != threading.get_ident():
             self._fetcher.ring()
 
     def _next(self, kind: str, stage: int) -> Message | None:
@@ -318,13 +326,13 @@ class Mail:
             raise TransportError(
                 f"stage {stage} expected the {kind} message of {micro} (id {micro.id}), got {message.micro}"
             )
-        with self._arrival:
+        with self._lock:
             self.waiting.change(stage, -self._boxes[kind, stage].popleft().nbytes)
         return message
 
     def mark(self, sender: int) -> None:
         """Note that a peer has taken its snapshot."""
-        with self._arrival:
+        with self._lock:
             self._marks[sender] += 1
             for cut in self._cuts:
                 if self._marks[sender] > cut.number:
@@ -337,7 +345,7 @@ class Mail:
 
         Each peer's n-th mark belongs to the n-th cut.
         """
-        with self._arrival:
+        with self._lock:
             number, self._begun = self._begun, self._begun + 1
             waiting = [self._copy(w.message) for box in self._boxes.values() for w in box if w.age <= number]
             cut = Cut(number, waiting, (p for p in peers if self._marks[p] <= number), self.wait_until)
@@ -361,7 +369,7 @@ class Mail:
 
     def void(self, sender: int) -> None:
         """Note that a peer calls off the batches under way: waits for messages end."""
-        with self._arrival:
+        with self._lock:
             self._voided_by.add(sender)
             self._changed()
 
@@ -379,7 +387,7 @@ class Mail:
 
     def begin_again(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Drop everything, what is known of marks included, and go on with the messages that a cut listed."""
-        with self._arrival:
+        with self._lock:
             self._voided_by.clear()
             self._marks.clear()
             for cut in self._cuts:
@@ -390,7 +398,7 @@ class Mail:
 
     def end(self, boxes: Iterable[tuple[str, int]], error: UnlatchError) -> None:
         """Make waits for messages in these boxes raise `error` once they are empty: nobody fills them any more."""
-        with self._arrival:
+        with self._lock:
             self._ended.update(dict.fromkeys(boxes, error))
             self._changed()
 
@@ -402,7 +410,7 @@ class Mail:
 
     def fail(self, error: UnlatchError) -> None:
         """Make every present and future wait raise `error`; the first one counts."""
-        with self._arrival:
+        with self._lock:
             self._failure = self._failure or error
             self._changed()
 

@@ -9,8 +9,8 @@ running statistics; this is the price of computing its gradient elsewhere.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -73,10 +73,8 @@ class Home(Stage):
     def weight_gradient(self, micro: Micro, cotangent: Gradients | None, inputs: Tree) -> Gradients | None:
         """Its G, if that is done here. **Returns:** gradients in the order of `params`; `None` if added already."""
 
-    @contextmanager
-    def passing(self, kept: Kept) -> Iterator[None]:
-        with self.options.random(self.layer, kept.micro.id), self.options.autocast():
-            yield
+    def passing(self, kept: Kept) -> AbstractContextManager[Any]:
+        return self.options.passing(self.layer, kept.micro.id)
 
     def loss_gradient(self, micro: Micro, outputs: Tree, target: Tree) -> Gradients:
         """The loss, and its gradient with respect to the layer's output."""
@@ -166,6 +164,7 @@ class GraphHome(Home):
         leaves, spec = flatten(inputs)
         kept = Kept(micro, self.version, [t.detach() for t in leaves], spec)
         with torch.no_grad(), self._forward_weights(kept):
+            self.backward_view.note(kept)
             outputs = self.run(kept)
         kept.inputs = []
         self._enter(micro, kept)
@@ -201,6 +200,7 @@ class LinearHome(Home):
     def forward(self, micro: Micro, inputs: Tree, target: Tree = None) -> Tree:
         kept = Kept(micro, self.version, [inputs.detach()], "tensor")
         with torch.no_grad(), self._forward_weights(kept):
+            self.backward_view.note(kept)
             outputs: Tensor = self.run(kept)
         kept.inputs = []
         if not self._weight_uses:
