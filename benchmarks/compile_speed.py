@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 import torch
-from common import WARM, Finished, command, options, spread, write
+from common import WARM, Finished, options, spread, write
 from pipeline_speed import CASES
 
 import unlatch
@@ -110,7 +110,7 @@ def main() -> None:
         for case in args.only:
             measure(case, args.repeats, args.steps, done)
     found = {case: summary(case, args.repeats, args.steps, done) for case in args.only}
-    print(write("compile_speed", {"cases": found, "command": command()}, args.out))
+    print(write("compile_speed", {"cases": found}, args.out))
     done.over()
 
 

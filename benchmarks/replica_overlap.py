@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
-from common import Finished, command, options, spread, write
+from common import Finished, options, spread, write
 from pipeline_speed import CASES
 
 from unlatch import parallelize
@@ -126,7 +126,7 @@ def main() -> None:
         found[name] = {"rows": [row.as_dict() for row in rows], "gains": gains(lines[-1].rows)}
         for gain, ratios in found[name]["gains"].items():
             print(f"{name:9} {gain}: {ratios}")
-    print(write("replica_overlap", {"models": found, "command": command()}, args.out))
+    print(write("replica_overlap", {"models": found}, args.out))
     for done in lines:
         done.over()
 

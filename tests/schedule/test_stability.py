@@ -239,7 +239,7 @@ def test_geometric_factor() -> None:
 
 
 def test_the_rule_for_microbatches() -> None:
-    assert [auto_microbatches(late) for late in (0, 1, 2, 3, 4, 5, 6, 9, 14, 16)] == [1, 1, 2, 2, 4, 4, 4, 8, 8, 16]
+    assert [auto_microbatches(late) for late in (0, 1, 2, 3, 4, 5, 6, 9, 14, 16)] == [1, 1, 2, 4, 4, 4, 8, 8, 16, 16]
     assert [auto_microbatches(9, batch) for batch in (1, 15, 16, 31, 32, 64, 1000)] == [1, 1, 2, 2, 4, 8, 8]
 
 

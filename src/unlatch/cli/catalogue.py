@@ -42,7 +42,7 @@ def facts(name: str, stages: int, microbatches: int | None = None) -> Facts:
 
     >>> found = facts("pipedream", 4)
     >>> found.lateness, found.microbatches, found.staleness, found.weight_copies
-    (3, 2, 1.5, 2)
+    (3, 4, 0.75, 1)
     """
     method = _resolved(name, stages, microbatches)
     method.schedule(stages)  # refuses numbers of stages that do not suit it

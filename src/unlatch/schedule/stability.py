@@ -47,6 +47,8 @@ __all__ = [
 _Complex = npt.NDArray[np.complexfloating[Any, Any]]
 
 FEWEST_SAMPLES = 8
+#: By so many updates a gradient is too late by default: `studies/cifar-delay-choice.toml`, on held-out images.
+LATEST_UPDATES = 1.5
 PREDICTORS = ("none", "difference", "linear", "geometric", "coasting", "constant-gradient")
 
 
@@ -234,15 +236,18 @@ def _first_crossing(stages: tuple[Lag, ...]) -> float:
 
 
 def auto_microbatches(lateness: int, batch_size: int | None = None) -> int:
-    """Micro-batches per update for the largest lateness: that rounded down to a power of two, at least 1.
+    """Micro-batches per update for the largest lateness: the fewest that leave it below one and a half updates.
 
-    With a known `batch_size` never so many that a micro-batch has fewer than 8 samples (batch statistics suffer).
+    A power of two. With a known `batch_size` never so many that a micro-batch has fewer than 8 samples, since batch
+    statistics suffer.
 
     >>> [auto_microbatches(late) for late in (0, 1, 3, 5, 9, 14)], auto_microbatches(9, batch_size=40)
-    ([1, 1, 2, 4, 8, 8], 4)
+    ([1, 1, 4, 4, 8, 16], 4)
     """
-    wanted = lateness if batch_size is None else min(lateness, batch_size // FEWEST_SAMPLES)
-    return 1 << (max(1, wanted).bit_length() - 1)
+    parts = 1
+    while LATEST_UPDATES * parts <= lateness and (batch_size is None or batch_size >= 2 * parts * FEWEST_SAMPLES):
+        parts *= 2
+    return parts
 
 
 def is_modelled(predictor: str | None) -> bool:

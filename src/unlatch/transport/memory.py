@@ -43,7 +43,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _TOP_PAD = (-1, 2**31 - 1), (-3, 32 * 2**20), 
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees for what it allocates next.
+    """Let this process keep the memory that it frees, in blocks below 32 MiB, for what it allocates next.
 
     A stage allocates for every batch what it has freed for the last one. By default glibc may return it to the system
     in between, and then every page of a few kilobytes is taken anew, cleared, by a fault of its own. That costs time
