@@ -36,7 +36,15 @@ def test_anything_else_is_refused_with_the_name_of_the_setting(unlatch, conf):
     assert "run.compile: expected true, false, the name of a backend or a table, got 3" in result.stderr
 
 
-def test_the_flag_takes_inductor_whatever_the_file_says(unlatch, conf):
+def test_the_flag_keeps_how_the_file_compiles(unlatch, conf, cut):
+    conf.write_text(conf.read_text() + 'compile = {backend = "aot_eager", fullgraph = false}\n')
+    trained = unlatch("train", conf, "--method", "dtr", *cut, "--epochs", 1, "--set", "data.subset=512", "--compile")
+    assert trained.exit_code == 0, trained.output
+    kept = tomllib.loads(Path("runs/dtr-1/config.toml").read_text())["run"]["compile"]
+    assert kept == {"backend": "aot_eager", "fullgraph": False}
+
+
+def test_the_flag_takes_inductor_where_the_file_says_nothing(unlatch, conf):
     """Refused for its method, so that nothing is compiled here."""
     result = unlatch("train", conf, "--method", "zb-h1", "--stages", 2, "--compile")
     assert result.exit_code == 2

@@ -65,6 +65,13 @@ def test_parts_travel_over_gloo(ranks2):
         assert differences(expected, found) == []
 
 
+def test_any_number_of_parameters_may_be_without_a_gradient_over_gloo(ranks2):
+    """They travelled as numbers in the description of a message, which may be only so long."""
+    expected = replica_jobs.many_without_gradient(3000)
+    for found in ranks2.run(replica_jobs.many_without_gradient, 3000, "gloo"):
+        assert differences(expected, found) == []
+
+
 @pytest.mark.parametrize("name", ["1f1b", "dtrp"])
 def test_replicas_are_alike_on_all_ranks_and_equal_to_one_with_the_whole_batch(ranks4, name):
     expected = replica_jobs.train_smooth(name, 2)
@@ -97,6 +104,18 @@ def test_exact_resume(ranks2, ranks4, tmp_path, name):
     for found in (*ranks2.run(replica_jobs.loads, name, path, 2), *ranks4.run(replica_jobs.loads, name, path, 2)):
         assert differences(expected, found) == []
     assert differences(expected, replica_jobs.loads(name, path, 2)) == []
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dtrp"])
+def test_exact_resume_with_parts_that_leave_early(ranks2, ranks4, tmp_path, name):
+    path = str(tmp_path / "saved")
+    expected = replica_jobs.saves(name, str(tmp_path / "whole"), 2)
+    for found in ranks2.run(replica_jobs.saves_in_parts, name, path, 2):
+        assert differences(expected, found) == []
+    for pool in (ranks2, ranks4):
+        for found in pool.run(replica_jobs.loads_in_parts, name, path, 2):
+            assert differences(expected, found) == []
+    assert differences(expected, replica_jobs.loads_in_parts(name, path, 2)) == []
 
 
 @pytest.mark.parametrize(("wrote", "reads"), [(2, 1), (1, 2)])

@@ -112,6 +112,36 @@ def loads(method: Any, path: str, replicas: int, **options: Any) -> Outcome:
         return goes_on(run)
 
 
+def saves_in_parts(method: Any, path: str, replicas: int) -> Outcome:
+    with in_parts():
+        return saves(method, path, replicas)
+
+
+def loads_in_parts(method: Any, path: str, replicas: int, **options: Any) -> Outcome:
+    with in_parts():
+        return loads(method, path, replicas, **options)
+
+
+class MostlyUnused(nn.Module):
+    """So many parameters that no batch reaches, and one layer that all do."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.used = nn.Linear(5, 5).double()
+        self.unused = nn.ParameterList(nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def many_without_gradient(count: int, transport: str = "auto") -> Outcome:
+    torch.manual_seed(0)
+    settings = {"loss_fn": nn.functional.mse_loss, "optimizer": momentum_sgd, "transport": transport}
+    with unlatch.parallelize(nn.Sequential(MostlyUnused(count)), "bp", stages=1, replicas=2, **settings) as run:
+        losses = [run.step(x, y).loss for x, y in vectors(3, size=8)]
+        return {"losses": losses, "state": copied_state(run.module())}
+
+
 def skips(method: Any, replicas: int, bad_row: int) -> Outcome:
     """One row of one batch is not finite: it belongs to some replica, and all leave the batch out."""
     with smooth_run(method, 2, replicas=replicas, nonfinite="skip") as run:

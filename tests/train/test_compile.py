@@ -15,6 +15,7 @@ import compile_jobs
 import unlatch
 from compile_jobs import resumed, same, trained
 from rank_jobs import plain_sgd
+from recording import feed
 from rev_nets import rev_run
 from small_nets import tanh_net, vectors
 from tied_nets import LENGTH, WORDS, TiedLM
@@ -65,6 +66,12 @@ def test_results_are_those_without_within_rounding(method):
 
 def test_micro_batches():
     close(trained("1f1b", microbatches=3), trained("1f1b", microbatches=3, compile=False))
+
+
+@pytest.mark.parametrize("method", ["1f1b", "dtr"])
+def test_replicas(method):
+    """Each replica of a stage has code of its own."""
+    close(trained(method, replicas=2), trained(method, replicas=2, compile=False))
 
 
 def test_half_precision():
@@ -174,6 +181,43 @@ def test_which_shapes_have_code_is_part_of_the_state(graphs, tmp_path):
     assert len(graphs) == before + 2
 
 
+class Scaled(nn.Module):
+    """Takes a number beside its tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 5).double()
+
+    def forward(self, state: dict[str, Any]) -> Tensor:
+        return self.inner(state["x"]) * state["by"]
+
+
+def scaled(method: str, asked: bool | str | dict[str, Any]) -> unlatch.Run:
+    torch.manual_seed(0)
+    return unlatch.parallelize(
+        nn.Sequential(Scaled(), nn.Linear(5, 5).double()),
+        method,
+        stages=2,
+        split=["1"],
+        loss_fn=mse_loss,
+        optimizer=plain_sgd,
+        compile=asked,
+    )
+
+
+@pytest.mark.parametrize("method", ["bp", "dtr"])
+def test_numbers_beside_tensors_are_part_of_the_shape(graphs, method):
+    """Torch makes code for each of them, and gives up at the ninth."""
+    run, plain = scaled(method, "noted"), scaled(method, False)
+    batches = [({"x": x, "by": by}, y) for by, (x, y) in enumerate(vectors(MOST_SHAPES + 3), start=1)]
+    losses = [step.loss for step in [run.step(x, y) for x, y in batches] + run.flush()]
+    torch.testing.assert_close(losses, [step.loss for step in [plain.step(x, y) for x, y in batches] + plain.flush()])
+    told = [note for note in run.notes if f"has code for {MOST_SHAPES} shapes" in note]
+    assert [note.split(" has")[0] for note in told] == ["stage 0"]
+    first, second = ({"bp": (1, 1), "dtr": (2, 1)})[method]
+    assert len(graphs) == first * MOST_SHAPES + second
+
+
 def test_dynamic_shapes_share_code(graphs):
     run = small(compile={"backend": "noted", "dynamic": True})
     for size in range(2, 2 + MOST_SHAPES + 3):
@@ -281,6 +325,28 @@ def test_graph_breaks_are_errors_that_say_what_to_do_and_may_be_allowed():
     with pytest.raises(CompileFailed, match=r'stage 1 cannot be compiled .*compile=\{"fullgraph": False\}'):
         run("eager").step(*vectors(1)[0])
     assert run({"backend": "eager", "fullgraph": False}).step(*vectors(1)[0]).loss is not None
+
+
+class Counting(nn.Module):
+    """Counts how often it was called, in Python."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+# Torch tells on its own, too, what it compiled too often.
+@pytest.mark.filterwarnings("ignore:torch._dynamo hit config.recompile_limit")
+def test_a_python_value_that_changes_is_named_as_what_cannot_be_compiled():
+    blocks = nn.Sequential(nn.Linear(5, 5), Counting(), nn.Linear(5, 5)).double()
+    run = unlatch.parallelize(
+        blocks, "bp", stages=2, split=["1"], loss_fn=mse_loss, optimizer=plain_sgd, compile="eager"
+    )
+    with pytest.raises(CompileFailed, match=r"stage 1 cannot be compiled .*A Python value .*a buffer") as caught:
+        feed(run, vectors(MOST_SHAPES + 4))
+    assert "another backend" not in str(caught.value)
 
 
 def test_a_backend_that_fails_is_named():

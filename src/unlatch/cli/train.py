@@ -29,7 +29,7 @@ def command(
         str | None, typer.Option(help="How states and gradients travel between stages: exact, bf16 or int8.")
     ] = None,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Stages by torch.compile; by another backend: --set run.compile=NAME.")
+        bool, typer.Option("--compile", help="Stages by torch.compile, as the file says or by inductor.")
     ] = False,
     transport: Annotated[
         str | None, typer.Option(help="Which way messages take between processes: auto, gloo, or nccl on cuda.")
@@ -128,10 +128,10 @@ def command(
                 "replicas": replicas,
                 "epochs": epochs,
                 "messages": messages,
-                "compile": "inductor" if compiled else None,
                 "transport": transport,
                 "device": device,
             },
+            compiled=compiled,
             data_dir=data_dir,
             out=out,
             overwrite=overwrite,

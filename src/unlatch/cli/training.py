@@ -25,6 +25,7 @@ from ..live.following import Followed
 from ..lookup import also_searched, search_also
 from ..methods import get
 from ..report.stages import stage_table
+from ..train.compile_options import DEFAULT_BACKEND
 from ..train.trainer import Every
 from ..transport.launch import Ranks
 from ..transport.restarts import restarts
@@ -33,7 +34,7 @@ from .continuing import Continued, continued
 from .prepare import PreparedRun, loaders, prepare
 from .ranks import all_ranks, rank, torchrun_name, under_torchrun
 from .session import SessionOptions, train_session
-from .settings import read_settings
+from .settings import read_settings, with_run
 from .stopping import heeding_stop_file
 
 __all__ = ["Request", "train"]
@@ -51,6 +52,7 @@ class Request:
     plan: Path | None
     overrides: list[str]
     run: dict[str, Any]
+    compiled: bool
     data_dir: str | None
     out: Path | None
     overwrite: bool
@@ -176,6 +178,8 @@ def _settings(request: Request, before: Continued | None) -> tuple[Config, list[
         plan=request.plan,
         **request.run,
     )
+    if request.compiled and not config.run.compile:
+        config = with_run(config, compile=DEFAULT_BACKEND)
     _check_probe(request, config)
     if request.max_restarts and under_torchrun():
         raise ConfigError("--max-restarts is torchrun's to say here: torchrun --max-restarts N -m unlatch train ...")

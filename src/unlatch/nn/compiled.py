@@ -1,6 +1,7 @@
 """A module's training forward as compiled code, in a form that late backwards, swapped weights and replays can bear.
 
-    shape of the input -> code of its own        results depend on the shape alone, not on which shape came first
+    shape of the input -> code of its own        results depend on the shape alone, not on which shape came first;
+                                                 what stands beside tensors is part of the shape, as torch reads it once
     batch norm         -> copies of statistics   what a graph saved stays as it was when later forwards count
     input              -> a copy                 blocks may write into it; nothing has to be found out first
 
@@ -24,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import CompileFailed
 from .chain import StageChain
-from .tree import Tree, leaves, map_tensors
+from .tree import Tree, flatten, map_tensors
 
 __all__ = ["MOST_SHAPES", "Compilation", "Compiled"]
 
@@ -129,7 +130,8 @@ class Compiled:
             self._told = True
             text = (
                 f"{self._title} has code for {MOST_SHAPES} shapes of input; {shape} and other new ones run uncompiled. "
-                'Give batches fewer shapes (drop_last, padding to a few lengths), or take compile={"dynamic": True}'
+                "Give batches fewer shapes (drop_last, padding to a few lengths, tensors in place of numbers that "
+                'change), or take compile={"dynamic": True}'
             )
             log.warning("%s", text)
             self._tell(text)
@@ -166,11 +168,18 @@ class Compiled:
     def _way_out(self, error: Exception) -> str:
         if self._how.fullgraph and "Unsupported" in type(error).__name__:
             return 'Change what breaks the graph, let it break with compile={"fullgraph": False}, or leave compile off'
+        if type(error).__name__ == "FailOnRecompileLimitHit":
+            return (
+                "A Python value that the forward reads (a counter, a rate) changes from batch to batch, and torch "
+                "makes code for each: make it a buffer or another tensor, or leave compile off"
+            )
         return "Leave compile off, or name another backend"
 
 
 def _shape(inputs: Tree) -> str:
-    return ", ".join(f"{t.dtype} {tuple(t.shape)} {t.stride()}" for t in leaves(inputs))
+    tensors, structure = flatten(inputs)
+    told = ", ".join(f"{t.dtype} {tuple(t.shape)} {t.stride()}" for t in tensors)
+    return told if isinstance(structure, str) else f"{told} in {structure}"
 
 
 def _of_compiler(error: Exception) -> bool:

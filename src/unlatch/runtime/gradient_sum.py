@@ -65,9 +65,9 @@ class GradientSum:
         self._waiting: set[int] = set()
         self._left: dict[int, _Left] = {}
         self._left_for: Micro | None = None
-        self._own: tuple[list[Flats], list[int]] = [], []
+        self._own: tuple[list[Flats], list[bool]] = [], []
         self._sums: list[Flats] = []
-        self._nowhere: set[int] = set()
+        self._nowhere: list[bool] = []
 
     def _sorted(self, numbers: Sequence[int]) -> list[list[int]]:
         found: dict[torch.dtype, list[int]] = {}
@@ -134,13 +134,15 @@ class GradientSum:
         self._waiting.update(changed)
         kept = left.keys() - changed
         flats = [left[part].flats if part in kept else self._flats(part) for part in range(len(self._parts))]
-        lacking = [number for number, p in enumerate(self._params) if p.grad is None]
+        lacking = [p.grad is None for p in self._params]
         self._own = flats, lacking
+        # As a tensor, on the host: numbers would make another form of each set of them, and too long a one of many.
+        mask = torch.tensor(lacking, dtype=torch.uint8, device="cpu")
         given: list[Any] = []
         for other in self._others:
             given += [SENT if part in left else self._for(other, flats[part]) for part in range(len(flats) - 1)]
             again = [(part, self._for(other, flats[part])) for part in changed]
-            given.append((self._for(other, flats[-1]), lacking, again))
+            given.append((self._for(other, flats[-1]), mask, again))
         return given
 
     def add(self, micro: Micro, *told: Any) -> Sequence[Any]:
@@ -182,9 +184,9 @@ class GradientSum:
             parts.append(last)
             for part, flats in again:
                 parts[part] = flats
-            columns.append((parts, lacks))
+            columns.append((parts, lacks.tolist()))
         columns.insert(self._column, ([self._for(self._column, flats) for flats in own], lacking))
-        self._nowhere = set(columns[0][1]).intersection(*(lacks for _, lacks in columns))
+        self._nowhere = [all(lacks) for lacks in zip(*(lacks for _, lacks in columns), strict=True)]
         return [
             [_sum(pieces) for pieces in zip(*flats, strict=True)]
             for flats in zip(*(parts for parts, _ in columns), strict=True)
@@ -196,7 +198,7 @@ class GradientSum:
                 sizes = [self._params[number].numel() for number in numbers]
                 for number, gradient in zip(numbers, torch.split(flat, sizes), strict=True):
                     p = self._params[number]
-                    p.grad = None if number in self._nowhere else gradient.view(p.shape)
+                    p.grad = None if self._nowhere[number] else gradient.view(p.shape)
 
     # ------------------------------------------------------------------- gradients
 

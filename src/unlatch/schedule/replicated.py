@@ -301,7 +301,7 @@ class Replicated(Schedule):
     def together(self, column: Workload, gradients: Sequence[float] = ()) -> Workload:
         """What the columns cost, given what each of them costs for its share of micro-batches.
 
-        **Arguments:** `gradients`: as for `workload`.
+        **Arguments:** `gradients`: as for `workload`. What networks beside the stages sum has no known size.
         """
         kinds = {entry.kind for entry in self.base.entries}
         times = [{kind: column.time(Entry(kind, station)) for kind in kinds} for station in range(self.base.stations)]
@@ -310,8 +310,9 @@ class Replicated(Schedule):
             for name, sender, receiver in entry.outgoing:
                 for own in self._columns:
                     sizes[name, self._at(sender, own), self._at(receiver, own)] = column.bytes((name, sender, receiver))
+        unknown = {kind for also in self.also for kind in (giving(also), adding(also))}
         for entry in self.entries:
-            if gradients and entry.gives and entry.per == "update" and entry.kind not in kinds:
+            if gradients and entry.gives and entry.per == "update" and entry.kind not in kinds | unknown:
                 whole = gradients[entry.station % self.base.stations]
                 each = whole / self.replicas if self._shares else whole
                 parts = len(entry.gives) // (self.replicas - 1)
