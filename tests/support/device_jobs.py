@@ -15,11 +15,13 @@ import fake_device
 import order_jobs
 import resume_jobs
 import unlatch
+from unlatch.cli.prepare import make_run, prepare
+from unlatch.cli.settings import read_settings
 from unlatch.data.loader import Loader
 from unlatch.data.tensors import TensorData
 from unlatch.nn.device import Accelerator, find_device
 from unlatch.transport import lanes
-from unlatch.transport.lanes import Lanes
+from unlatch.transport.lanes import BACKENDS, Backend, Lanes
 from unlatch.transport.mail import Message
 from unlatch.transport.staging import Leaving, Staging
 from unlatch.transport.wire import Reader, Writer
@@ -329,6 +331,27 @@ def sent_over_a_lane(forgotten: str = "") -> str:
         return f"race: {race}"
     finally:
         lanes.dist = before
+    return ""
+
+
+def prepared_without_a_compiler(*overrides: str, method: str = "dtr") -> str:
+    """Prepare and begin a run from settings, where a transport is for the fake device and no C++ compiler is there.
+
+    **Returns:** what is refused.
+    """
+    from torch._inductor import config as inductor
+
+    before = BACKENDS["nccl"]
+    BACKENDS["nccl"] = Backend("gloo", "fake")
+    try:
+        settings = read_settings(None, ["model.name=mlp", *overrides], method=method, stages=2)[0]
+        with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+            prepared = prepare(settings)
+            make_run(prepared, distributed=False).close()
+    except unlatch.errors.ConfigError as error:
+        return str(error)
+    finally:
+        BACKENDS["nccl"] = before
     return ""
 
 
