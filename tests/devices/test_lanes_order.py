@@ -348,3 +348,18 @@ def test_what_another_rank_did_does_not_part_two_that_took_leave(monkeypatch):
     for thread in closing:
         thread.join(PATIENCE)
     assert sorted(what for what, _ in trace.steps if what in ("destroyed", "aborted")) == ["destroyed"] * 4
+
+
+def test_a_program_that_ends_can_close_without_a_new_thread(monkeypatch):
+    """Python 3.12 and later begin none while functions of atexit run."""
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    for broken in (False, True):
+        there = one_end(monkeypatch, lambda: LaneWay((0, 1), Trace()))
+        with monkeypatch.context() as patch:
+            lane = there.to(1)
+            patch.setattr(threading.Thread, "start", refuse)
+            lane.close(broken=broken)
+        assert there._groups == {}

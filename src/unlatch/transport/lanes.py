@@ -171,7 +171,8 @@ class Lanes:
             late = time.monotonic() > deadline
             return TransportError(f"a group did not end within {_PARTING:g} s") if late else alarm()
 
-        with suppress(UnlatchError):
+        # At the end of a program newer versions of Python begin no thread; the group then ends with the process.
+        with suppress(UnlatchError, RuntimeError):
             together(end, too_late)
             return True
         return False
