@@ -6,7 +6,7 @@ using anything too early is an error. See `tests/support/fake_device.py`.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -135,6 +135,20 @@ def test_lanes_that_forget_something_are_found_out(ranks_with_devices, forgotten
     assert ranks_with_devices.run(device_jobs.sent_over_a_lane) == ["", ""]
     for found in ranks_with_devices.run(device_jobs.sent_over_a_lane, forgotten):
         assert found == "garbage" or found.startswith("race: ")
+
+
+def test_settings_are_judged_by_the_device_of_the_user(ranks_with_devices):
+    """What is found out on the CPU before training refused them as if they were for the CPU."""
+
+    def refused(device, setting, method="dtr"):
+        job = partial(device_jobs.prepared_without_a_compiler, method=method)
+        return ranks_with_devices.run(device_jobs.on_first, job, f"run.device={device}", setting)[0]
+
+    assert refused("fake", "run.transport=nccl") == ""
+    assert refused("fake", "run.compile=true") == ""
+    assert "one fake device to another, and this run computes on cpu" in refused("cpu", "run.transport=nccl")
+    assert "needs a C++ compiler, and finds none" in refused("cpu", "run.compile=true")
+    assert "zb-h1 does the two halves of a backward apart" in refused("fake", "run.compile=true", "zb-h1")
 
 
 def test_which_device(ranks_with_devices):

@@ -67,6 +67,16 @@ class LaneWay:
 
     def __init__(self, way, trace):
         self.way, self.trace, self.queue = way, trace, queue.Queue()
+        self.ending = threading.Barrier(2)
+
+    def destroy(self):
+        """Takes both ranks."""
+        assert self.queue.empty()
+        self.ending.wait(PATIENCE)
+        self.trace.note("destroyed", self.way)
+
+    def abort(self):
+        self.trace.note("aborted", self.way)
 
     def isend(self, t):
         self.trace.note("send", self.way)
@@ -108,7 +118,7 @@ class FakeDist:
 
     @staticmethod
     def destroy_process_group(group):
-        assert group.queue.empty()
+        group.destroy()
 
 
 def is_header(t):
@@ -194,6 +204,8 @@ def recorded(monkeypatch, name, stages, micros):
         assert not thread.is_alive(), "a rank hangs"
     assert [rank.error for rank in ranks] == [None] * stages
     assert all(rank.losses == ranks[0].losses != [] for rank in ranks)
+    assert sorted(way for what, way in trace.steps if what == "destroyed") == sorted([*pairs, *pairs])
+    assert not [way for what, way in trace.steps if what == "aborted"]
     return method.schedule(stages), trace.steps
 
 
@@ -282,3 +294,72 @@ def test_zero_elements_and_tensors_without_a_lane(monkeypatch):
     assert empty.follow() == 0
     assert got["n"] is None
     assert got["x"].shape == (0, 3)
+
+
+def one_end(monkeypatch, group):
+    """Lanes from rank 0 to rank 1, over groups that are alike."""
+    monkeypatch.setattr(lanes, "dist", FakeDist)
+    there = Lanes(CPU)
+    there._groups = {(0, 1): group(), (1, 0): group()}
+    return there
+
+
+def test_a_group_whose_other_end_is_gone_is_aborted_when_that_is_known(monkeypatch):
+    """Not after the patience of the group: somebody watches."""
+    trace = Trace()
+    there = one_end(monkeypatch, lambda: LaneWay((0, 1), trace))
+    there._alarm = lambda: PeerLost("rank 1 is gone")
+    begun = time.monotonic()
+    there.to(1).close(broken=False)
+    assert [what for what, _ in trace.steps] == ["aborted", "aborted"]
+    assert time.monotonic() - begun < PATIENCE / 2
+
+
+def test_a_group_that_never_ends_keeps_nobody_for_long(monkeypatch):
+    monkeypatch.setattr(lanes, "_PARTING", 0.2)
+    trace = Trace()
+    one_end(monkeypatch, lambda: LaneWay((0, 1), trace)).to(1).close(broken=False)
+    assert [what for what, _ in trace.steps] == ["aborted", "aborted"]
+
+
+def test_versions_of_torch_without_abort(monkeypatch):
+    one_end(monkeypatch, SimpleNamespace).to(1).close(broken=True)
+
+
+def test_what_another_rank_did_does_not_part_two_that_took_leave(monkeypatch):
+    """One of them may know of it, and the other one not yet: then one would abort while the other destroys."""
+    trace = Trace()
+    headers = {way: HeaderWay(way, trace) for way in ((0, 1), (1, 0))}
+    ways = {way: LaneWay(way, trace) for way in headers}
+    monkeypatch.setattr(link, "dist", FakeDist)
+    ranks = [Rank(index, 2, get("dtr"), tanh_net(2)) for index in (0, 1)]
+    monkeypatch.setattr(lanes, "dist", FakeDist)
+    for rank in ranks:
+        rank.connect(headers, ways)
+    own = [rank.links[1 - rank.index] for rank in ranks]
+    for one in own:
+        one._outbox.put(None)
+    for thread in (thread for one in own for thread in one._threads):
+        thread.join(PATIENCE)
+    ranks[0].mail.fail(PeerLost("rank 2 is gone"))
+    closing = [threading.Thread(target=one.close) for one in own]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join(PATIENCE)
+    assert sorted(what for what, _ in trace.steps if what in ("destroyed", "aborted")) == ["destroyed"] * 4
+
+
+def test_a_program_that_ends_can_close_without_a_new_thread(monkeypatch):
+    """Python 3.12 and later begin none while functions of atexit run."""
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    for broken in (False, True):
+        there = one_end(monkeypatch, lambda: LaneWay((0, 1), Trace()))
+        with monkeypatch.context() as patch:
+            lane = there.to(1)
+            patch.setattr(threading.Thread, "start", refuse)
+            lane.close(broken=broken)
+        assert there._groups == {}

@@ -69,6 +69,18 @@ def test_replicas(ranks4):
         assert differences(expected, found["1f1b"]) == []
 
 
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1", "dtrp"])
+def test_replicas_whose_gradients_travel_in_parts(ranks4, method):
+    """The first of them while the backward goes on."""
+    expected = rank_jobs.train_conv(method, 2, replicas=2)
+    whole, parted = (ranks4.run(lane_jobs.train_replicas, method, least) for least in (None, 64))
+    for rank, ((one, messages), (other, more)) in enumerate(zip(whole, parted, strict=True)):
+        assert differences(expected, one) == []
+        assert differences(expected, other) == [], f"rank {rank}"
+        # Nearly all gradients of the second stage are of one weight.
+        assert more > messages or rank % 2 == 1
+
+
 def test_layerpipe_in_stages(ranks2):
     method = unlatch.methods.get("layerpipe", mode="stages")
     expected = rank_jobs.train_conv(method, 3)

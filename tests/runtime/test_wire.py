@@ -222,6 +222,19 @@ def test_a_message_of_a_known_form_costs_little_beside_its_payload(name):
     assert costs[7] == costs[1]
 
 
+def test_eight_forms_of_a_message_are_described_once_and_further_ones_every_time():
+    """So says docs/design.md: a loader of ten batch sizes pays for two of them."""
+    wire, described = Wire(), []
+    for rows in [*range(1, 11)] * 3:
+        message = Message(FORWARD, 1, micro(rows), torch.ones(rows, 300))
+        sealed = wire.writer.seal(message)
+        envelope = wire.opened(sealed)
+        described.append(envelope._head.described > 0)
+        if not described[-1]:
+            assert sum(part.nbytes for part in sealed.parts) - tree_bytes(message.payload) <= HEADER_BYTES + 32 + 24
+    assert described == [True] * 10 + ([False] * 8 + [True] * 2) * 2
+
+
 def test_what_fits_into_the_header_takes_no_second_message():
     """Each message on the wire is another wake-up at the other end."""
     for name, parts in (("backward", 2), ("labels", 3), ("forward", 3), ("many", 22)):

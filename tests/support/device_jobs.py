@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,13 @@ import fake_device
 import order_jobs
 import resume_jobs
 import unlatch
+from unlatch.cli.prepare import make_run, prepare
+from unlatch.cli.settings import read_settings
 from unlatch.data.loader import Loader
 from unlatch.data.tensors import TensorData
 from unlatch.nn.device import Accelerator, find_device
 from unlatch.transport import lanes
-from unlatch.transport.lanes import Lanes
+from unlatch.transport.lanes import BACKENDS, Backend, Lanes
 from unlatch.transport.mail import Message
 from unlatch.transport.staging import Leaving, Staging
 from unlatch.transport.wire import Reader, Writer
@@ -242,7 +245,10 @@ def sent_and_received(forgotten: str = "") -> str:
 
 
 class _FakeNCCL:
-    """A group of this process alone, with a stream of its own as NCCL has one, on which tensors are copied."""
+    """A group of this process alone, with a stream of its own as NCCL has one, on which tensors are copied.
+
+    Whoever posts something waits on the stream that his thread has on the device of the tensors.
+    """
 
     def __init__(self) -> None:
         self.stream = fake_device.Stream()
@@ -250,20 +256,27 @@ class _FakeNCCL:
 
     def isend(self, t: Tensor, peer: int, group: Any) -> Any:
         ready = fake_device.Event()
-        ready.record()
+        ready.record(self._side_stream(t))
         self.posted.append((t, ready))
         return SimpleNamespace(wait=lambda: None)
 
     def irecv(self, t: Tensor, peer: int, group: Any) -> Any:
         source, ready = self.posted.pop(0)
-        self.stream.wait_stream(fake_device.current_stream())
+        beside = self._side_stream(t)
+        self.stream.wait_stream(beside)
         self.stream.wait_event(ready)
         t.record_stream(self.stream)  # type: ignore[arg-type]
         with fake_device.stream(self.stream):
             t.copy_(source)
         over = fake_device.Event()
         over.record(self.stream)
-        return SimpleNamespace(wait=lambda: fake_device.current_stream().wait_event(over))
+        return SimpleNamespace(wait=lambda: beside.wait_event(over))
+
+    def _side_stream(self, t: Any) -> fake_device.Stream:
+        found = fake_device.current_stream(t.memory.owner.device)
+        if found in fake_device._defaults:
+            raise fake_device.Race("the stream that computes would wait for the other rank")
+        return found
 
 
 class _CarelessLanes(Lanes):
@@ -280,24 +293,34 @@ class _CarelessLanes(Lanes):
             return t
         if self.forgotten == "memory is lent to the compute stream":
             if (there := self._arrivals.get(t)) is not None:
-                self.module.current_stream().wait_event(there)
+                self.module.current_stream(self.device.torch).wait_event(there)
             return t
         return super()._known(t, forget=forget)
+
+
+def _on_a_thread(work: Callable[[], Any]) -> Any:
+    """Do it on a new thread, which means the first device when it names none."""
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(work).result()
 
 
 def sent_over_a_lane(forgotten: str = "") -> str:
     """Send a tensor that was computed just now over a lane to the same process, and compute with it.
 
+    All of it on the second device, and what a run does on other threads on threads that were never told of it.
+
     **Returns:** what goes wrong.
     """
-    fake_device.install()
-    device = find_device("fake")
+    fake_device.install(devices=2)
+    device = find_device("fake:1")
     assert isinstance(device, Accelerator)
     nccl, before = _FakeNCCL(), lanes.dist
     lanes.dist = nccl  # type: ignore[assignment]
     try:
         there, writer, reader = _CarelessLanes(device, forgotten), Writer(), Reader(0)
         there._groups = {(0, 0): nccl}  # type: ignore[dict-item]
+        _on_a_thread(lambda: there._try_out(nccl, (0, 0)))  # type: ignore[arg-type]
+        nccl.posted.clear()
         lane = there.to(0)
         if forgotten == "the lane waits for the compute stream":
             lane._out.wait_event = lambda event: None
@@ -306,16 +329,17 @@ def sent_over_a_lane(forgotten: str = "") -> str:
             x = device.here(given) * 2
             scalars: Any = {"loss": device.reading(x.sum())}
             outgoing = lane.leaving(Message("forward", 1, payload=({"x": x.t()}, target), scalars=scalars))
-            sealed = writer.seal(outgoing.on_host())
+            sealed = writer.seal(_on_a_thread(outgoing.on_host))
             envelope = reader.envelope(reader.head(sealed.header), sealed.body, lane.room)
             for to, block in zip(envelope.blocks, sealed.blocks, strict=True):
                 to.copy_(block)
-            if outgoing.follow() != x.nbytes or len(sealed.blocks) != 1:
+            if _on_a_thread(outgoing.follow) != x.nbytes or len(sealed.blocks) != 1:
                 return "other tensors went over the lane"
-            message = lane.arriving(envelope.message())
+            announced = envelope.message()
+            message = _on_a_thread(partial(lane.arriving, announced))
             if "copies" in forgotten or (not forgotten and number == 1):
                 # The stream that copies has then waited; elsewhere that would hide what was forgotten.
-                kept = there.copied(message.payload)[0]["x"]
+                kept = _on_a_thread(partial(there.copied, message.payload))[0]["x"]
                 if kept.device.type != "cpu" or not torch.equal(kept, given * 2):
                     return "the copy of what is under way is another one"
             state, arrived = there.landed(message.payload)
@@ -329,6 +353,27 @@ def sent_over_a_lane(forgotten: str = "") -> str:
         return f"race: {race}"
     finally:
         lanes.dist = before
+    return ""
+
+
+def prepared_without_a_compiler(*overrides: str, method: str = "dtr") -> str:
+    """Prepare and begin a run from settings, where a transport is for the fake device and no C++ compiler is there.
+
+    **Returns:** what is refused.
+    """
+    from torch._inductor import config as inductor
+
+    before = BACKENDS["nccl"]
+    BACKENDS["nccl"] = Backend("gloo", "fake")
+    try:
+        settings = read_settings(None, ["model.name=mlp", *overrides], method=method, stages=2)[0]
+        with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+            prepared = prepare(settings)
+            make_run(prepared, distributed=False).close()
+    except unlatch.errors.ConfigError as error:
+        return str(error)
+    finally:
+        BACKENDS["nccl"] = before
     return ""
 
 

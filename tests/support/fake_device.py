@@ -9,6 +9,8 @@ equal those of the CPU bit for bit. What differs is what an accelerator does dif
 - Streams have vector clocks. An operation on a stream that does not know of the work that made its input is a race, and
   raises; so does an operation on tensors of two devices, and a use on a second stream of memory that belongs to a
   first without `record_stream`.
+- Every thread begins with the first device, whatever another thread has chosen; work is done on the device that its
+  tensors are on, on the stream that its thread has there. Tensors say `fake:0` of themselves on any of them.
 - Random numbers have a generator of their own.
 - Whatever makes the host wait for the device is counted.
 """
@@ -50,6 +52,7 @@ class Stream:
     numbers = iter(range(10**9))
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device = _index(device)
         self.number = next(Stream.numbers)
         self.clock: Counter[int] = Counter()
         self.queue: deque[Callable[[], None]] = deque()
@@ -107,21 +110,34 @@ class Event:
         return 1e3 * (other.at - self.at)
 
 
-_default = Stream()
+def _index(device: Any = None) -> int:
+    """The number of a device; of the one that this thread has chosen if there is none in its name."""
+    number = device if isinstance(device, int) else torch.device(device).index if device is not None else None
+    return getattr(_local, "device", 0) if number is None else number
+
+
+def set_device(device: Any) -> None:
+    _local.device = _index(device)
+
+
+#: By device, the stream of whoever chooses none.
+_defaults = [Stream(0), Stream(1)]
 
 
 def current_stream(device: Any = None) -> Stream:
-    return getattr(_local, "stream", _default)
+    index = _index(device)
+    chosen: Stream | None = getattr(_local, "streams", {}).get(index)
+    return chosen or _defaults[index]
 
 
 @contextmanager
 def stream(one: Stream) -> Iterator[None]:
-    before = current_stream()
-    _local.stream = one
+    device, streams = _index(), getattr(_local, "streams", {})
+    _local.device, _local.streams = one.device, {**streams, one.device: one}
     try:
         yield
     finally:
-        _local.stream = before
+        _local.device, _local.streams = device, streams
 
 
 class _Memory:
@@ -187,19 +203,19 @@ def _used(t: Fake, now: Stream, func: Any) -> torch.Tensor:
     maker, tick = t.memory.written
     if now.clock[maker] < tick:
         raise Race(f"{func} on stream {now.number} reads what stream {maker} makes, and does not wait for it")
-    if t.memory.owner is not _default and now.number not in t.memory.users:
+    if t.memory.owner not in _defaults and now.number not in t.memory.users:
         raise Race(f"{func}: memory of stream {t.memory.owner.number} is used on {now.number} without record_stream")
     return t.host
 
 
 def _perform(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    now = current_stream()
+    flat, _ = tree_flatten((args, kwargs))
+    given = [t for t in flat if isinstance(t, Fake)]
+    now = current_stream(given[0].memory.owner.device) if given else current_stream()
     if func is aten.copy_.default:
         return _copy(now, args[0], args[1], bool(args[2] if len(args) > 2 else kwargs.get("non_blocking")))
     if func is aten._to_copy.default:
         return _to_copy(now, args[0], kwargs)
-    flat, _ = tree_flatten((args, kwargs))
-    given = [t for t in flat if isinstance(t, Fake)]
     strangers = [t for t in flat if isinstance(t, torch.Tensor) and not isinstance(t, Fake) and t.dim() > 0]
     if given and strangers and "index" not in str(func):
         raise RuntimeError(f"{func}: expected all tensors on one device, got fake:0 and {strangers[0].device}")
@@ -335,9 +351,10 @@ def _made(func: Any) -> Callable[..., Fake]:
     """A factory of torch for the device."""
 
     def make(*args: Any, **kwargs: Any) -> Fake:
+        now = current_stream(kwargs.get("device"))
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
-        memory = _Memory(current_stream())
-        memory.written = current_stream().tick()
+        memory = _Memory(now)
+        memory.written = now.tick()
         return Fake(func(*args, device="cpu", **kwargs), memory)
 
     return make
@@ -353,15 +370,15 @@ def _module() -> types.ModuleType:
         is_available=lambda: True,
         is_initialized=lambda: True,
         device_count=_count,
-        current_device=lambda: 0,
-        set_device=lambda device: None,
+        current_device=_index,
+        set_device=set_device,
         _is_in_bad_fork=lambda: False,
         get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
         manual_seed=_generator.manual_seed,
         manual_seed_all=_generator.manual_seed,
         get_rng_state=lambda device=None: _generator.get_state(),
         set_rng_state=lambda state, device=None: _generator.set_state(state),
-        synchronize=lambda device=None: _default.run(),
+        synchronize=lambda device=None: _defaults[_index(device)].run(),
         Stream=Stream,
         Event=Event,
         stream=stream,
@@ -382,7 +399,9 @@ def install(devices: int = 1) -> None:
         return
     _setup_privateuseone_for_python_backend("fake", backend_module=_module())
     library = torch.library.Library("aten", "IMPL")
-    library.impl("_to_copy", lambda x, **kwargs: _to_copy(current_stream(), x, kwargs), "PrivateUse1")
+    library.impl(
+        "_to_copy", lambda x, **kwargs: _to_copy(current_stream(kwargs.get("device")), x, kwargs), "PrivateUse1"
+    )
     library.impl("empty.memory_format", _made(aten.empty.memory_format), "PrivateUse1")
     library.impl("empty_strided", _made(aten.empty_strided.default), "PrivateUse1")
     _libraries.append(library)

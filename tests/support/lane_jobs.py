@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import rank_jobs
 from fault_jobs import write_whole
 from order_jobs import begun, data
 from recording import feed as feed_all
+from replica_jobs import in_parts
 from resume_jobs import SAVED_AT, Outcome, ended, feed
 from small_nets import vectors
 from unlatch import Faults
@@ -70,6 +71,20 @@ def train_conv(methods: Sequence[Any], stages: int, **options: Any) -> tuple[dic
 
     with lanes() as option, sending(counted):
         return {str(name): rank_jobs.train_conv(name, stages, **option, **options) for name in methods}, sent[0]
+
+
+def train_replicas(method: str, least: int | None) -> tuple[rank_jobs.Outcome, int]:
+    """What comes of two replicas, and how many messages had tensors for a lane.
+
+    **Arguments:** `least`: bytes of gradients that are worth a part of their own, if not so many as always.
+    """
+    sent = [0]
+
+    def counted(tensors: Sequence[Tensor]) -> None:
+        sent[0] += bool(tensors)
+
+    with lanes() as option, sending(counted), nullcontext() if least is None else in_parts(least):
+        return rank_jobs.train_conv(method, 2, replicas=2, **option), sent[0]
 
 
 def bytes_by_way(batches: int) -> tuple[int, int, list[int]]:

@@ -11,6 +11,7 @@ through all of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -165,6 +166,22 @@ def stuck(model: Model) -> tuple[State | None, int]:
                 seen.add(one)
                 to_do.append(one)
     return None, len(seen)
+
+
+def unclosed(orders: Sequence[Sequence[Way]]) -> set[Way]:
+    """Groups that are never closed where each rank closes those of its own in an order, if that takes both ranks.
+
+    **Arguments:** `orders`: by rank, the ways whose groups it closes. Which of those that can be is closed first does
+    not matter: each rank waits for one of them at a time.
+    """
+    left = [list(order) for order in orders]
+    while True:
+        heads = {order[0] for order in left if order}
+        over = [way for way in heads if all(left[rank][:1] == [way] for rank in way)]
+        if not over:
+            return {way for order in left for way in order}
+        for rank in over[0]:
+            left[rank].pop(0)
 
 
 def strays(model: Model, steps: list[tuple[str, Way]]) -> str:

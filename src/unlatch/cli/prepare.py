@@ -25,6 +25,8 @@ from ..nn.device import check_device
 from ..nn.tree import Tree
 from ..plan import Plan, read_plan
 from ..train import Run, parallelize
+from ..train.compile_options import read_compile
+from ..transport.lanes import check_transport
 from .continuing import Continued
 
 __all__ = ["PreparedRun", "build_model", "data_parts", "loaders", "make_run", "model_options", "prepare", "updates_in"]
@@ -117,14 +119,18 @@ def prepare(config: Config, train: Loader | None = None, before: Continued | Non
     - `before`: a checkpoint of the same run, whose measured choices are kept: measured again they might come out
       differently, and the run would not go on as it began.
     """
-    check_device(config.run.device, int(os.environ.get("LOCAL_WORLD_SIZE", config.run.processes)))
+    where = check_device(config.run.device, int(os.environ.get("LOCAL_WORLD_SIZE", config.run.processes))).type
+    check_transport(config.run.transport, where)
+    compilation = read_compile(config.run.compile, where)
     loader = train or loaders(config)[0]
     options = model_options(config, loader)
     model = build_model(config, options)
     sample = loader.batch(0, 0)
     method = get(config.method.name, **config.method.options)
     # What is decided here is decided on the CPU, and the device left to the processes that will train.
-    changes: dict[str, Any] = {"sample": sample, "distributed": False, "device": "cpu"}
+    changes: dict[str, Any] = {"sample": sample, "distributed": False, "device": "cpu", "transport": "auto"}
+    # Whether the method can be compiled is found out without a compiler, which this device may not need.
+    changes["compile"] = "eager" if compilation is not None else False
     if before is not None:
         method, kept = _chosen_before(before, method)
         changes |= kept

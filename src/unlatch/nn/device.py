@@ -69,6 +69,9 @@ class Device:
         # There is one of it, whoever is copied.
         return self
 
+    def choose(self) -> None:
+        """Make it the one that this thread means when it names none: every thread begins with the first of its kind."""
+
     # ----------------------------------------------------------------- numbers
 
     def autocast(self, precision: str) -> AbstractContextManager[Any]:
@@ -181,7 +184,6 @@ class Accelerator(Device):
         self._at = 0.0
 
     def choose(self) -> None:
-        """Make it the one that this thread means when it names none."""
         self.module.set_device(self.torch)
 
     def _event(self) -> Any:

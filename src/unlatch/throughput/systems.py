@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UnlatchError
 from ..methods import Method
 from ..nn.compiled import Compilation
-from ..nn.device import CPU
 from ..nn.tree import Tree, batch_size, split_batch
 from ..plan import Plan
 from ..train import parallelize
@@ -175,7 +174,7 @@ class Plain(System):
     def start(self, subject: Subject) -> Training | None:
         if dist.get_rank() != 0:
             return None
-        return Loop(subject, subject.whole(), subject.batch(), read_compile(self.compile, CPU))
+        return Loop(subject, subject.whole(), subject.batch(), read_compile(self.compile, "cpu"))
 
 
 @dataclass(frozen=True)

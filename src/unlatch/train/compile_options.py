@@ -13,7 +13,6 @@ from ..methods import Method
 from ..nn.chain import StageChain, cut
 from ..nn.compiled import Compilation
 from ..nn.coupling import Coupling
-from ..nn.device import Device
 from ..runtime.blueprint import Blueprint
 from ..schedule import Schedule
 
@@ -24,11 +23,10 @@ _KEYS = ("backend", "mode", "options", "fullgraph", "dynamic")
 DEFAULT_BACKEND = "inductor"
 
 
-def read_compile(asked: bool | str | Mapping[str, Any], device: Device) -> Compilation | None:
-    """What `compile=` means; `None` if nothing is to be compiled.
+def read_compile(asked: bool | str | Mapping[str, Any], device: str) -> Compilation | None:
+    """What `compile=` means on this kind of device; `None` if nothing is to be compiled.
 
-    >>> from unlatch.nn.device import CPU
-    >>> read_compile(False, CPU), read_compile("aot_eager", CPU).backend
+    >>> read_compile(False, "cpu"), read_compile("aot_eager", "cpu").backend
     (None, 'aot_eager')
     """
     if isinstance(asked, bool | str):
@@ -47,7 +45,7 @@ def read_compile(asked: bool | str | Mapping[str, Any], device: Device) -> Compi
             raise ConfigError(f"compile: {key} must be a {kind.__name__.lower()}, got {asked[key]!r}")
     backend = asked.get("backend", DEFAULT_BACKEND)
     options = _options(backend, asked.get("mode"), asked.get("options", {}))
-    if backend == DEFAULT_BACKEND and device.type == "cpu":
+    if backend == DEFAULT_BACKEND and device == "cpu":
         _check_compiler()
     return Compilation(backend, asked.get("fullgraph", True), asked.get("dynamic", False), options)
 

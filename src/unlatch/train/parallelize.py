@@ -143,7 +143,7 @@ def parallelize(
     world = current_world(distributed, stall_limit)
     with world.telling_of_errors():
         place_here = find_device(device, ranks=world.size)
-        compilation = read_compile(compile, place_here)
+        compilation = read_compile(compile, place_here.type)
         check_transport(transport, place_here.type)
         # The model is on the CPU, and so is everything that is found out with it before training.
         batch = place_here.on_host(batch)

@@ -33,8 +33,9 @@ __all__ = [
     "shaped",
 ]
 
-# Forms that are kept for messages of one name to one station. More of them come from structures with numbers in them
-# that never come again.
+# Forms that are kept for messages of one name to one station: the first ones. More of them come from structures with
+# numbers in them that never come again, or from more shapes than that; if those come in turn, whoever made room for
+# each of them would forget every one just before it comes again.
 _KEPT = 8
 _ONCE = 0xFFFF
 #: How `struct` packs a micro-batch, and what stands there for none.

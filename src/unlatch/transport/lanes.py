@@ -10,7 +10,7 @@
 Such backends have one stream on either side for each pair of ranks and group, in which operations wait for each other,
 and a send is over when its receive is. So every direction of every pair of neighbours has a group and a side stream of
 its own: a send never queues up behind a receive, nor a message of one peer behind that of another. All groups are made,
-and used once, at the start and in the same order on all ranks.
+and used once, at the start and in the same order on all ranks; both ends also give them back in one order.
 
 What is in the mail has come in full. A peer that dies in the middle of a tensor leaves threads waiting, and never the
 stream that computes; checkpoints copy the mail without asking what is still on its way; a mark, which travels as a
@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -32,11 +34,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..errors import ConfigError, TransportError
+from ..errors import ConfigError, TransportError, UnlatchError
 from ..nn.device import Accelerator, Device
 from ..nn.tree import Tree, flatten, map_tensors, unflatten
 from .forms import Count, dtype_named, shaped
 from .mail import Message
+from .together import Alarm, together
 from .wire import dense, flat, room
 from .world import World
 
@@ -51,6 +54,8 @@ class Backend:
     device: str
 
 
+# Seconds for what gives a group back: a peer that is gone may never take part in it.
+_PARTING = 10.0
 #: Transports with lanes, by the name that a user gives.
 BACKENDS = {"nccl": Backend("nccl", "cuda")}
 
@@ -107,17 +112,21 @@ class Lanes:
         self.device, self.module = device, torch.get_device_module(device.torch)
         self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
         self._rank = 0
+        self._alarm: Alarm = lambda: None
         self._arrivals = WeakTensorKeyDictionary()
         self._lock = threading.Lock()
 
     def open(self, world: World, ways: Sequence[tuple[int, int]], backend: Backend) -> None:
         """Make all groups. Called by all ranks together, with the same `ways`: the ranks that send, and to whom."""
         self._rank = world.rank
+        if world.health is not None:
+            self._alarm = world.health.failure
         self._groups = world.connect(ways, backend.name, self._try_out)
 
     def _try_out(self, group: dist.ProcessGroup, way: tuple[int, int]) -> None:
         """Send one byte: backends connect when they are first used, and get stuck if ranks do that in other orders."""
-        with self.module.stream(self.module.Stream()):
+        self.device.choose()
+        with self.module.stream(self.stream()):
             byte = torch.zeros(1, dtype=torch.uint8, device=self.device.torch)
             here = way[0] == self._rank
             _over(dist.isend(byte, way[1], group=group) if here else dist.irecv(byte, way[0], group=group))
@@ -125,9 +134,48 @@ class Lanes:
             tried.record()
         tried.synchronize()
 
+    def stream(self) -> Any:
+        """A side stream of the device, whichever this thread has chosen."""
+        return self.module.Stream(device=self.device.torch) if self.device.runs_ahead else self.module.Stream()
+
     def to(self, peer: int) -> Lane:
         """Both directions between this rank and another one."""
         return Lane(self, peer, self._groups.get((self._rank, peer)), self._groups.get((peer, self._rank)))
+
+    def give_back(self, peer: int, *, broken: bool) -> None:
+        """End both directions between this rank and another one, within a bounded time.
+
+        To end a group may take both of its ranks, as NCCL's does. So they do it in one order: first the group in which
+        the lower rank sends.
+
+        **Arguments:** `broken`: whether operations may be left that nothing will end.
+        """
+        low, high = sorted((self._rank, peer))
+        for way in ((low, high), (high, low)):
+            group = self._groups.pop(way, None)
+            if group is None or (not broken and self._over(partial(dist.destroy_process_group, group), self._alarm)):
+                continue
+            # Older versions of torch have none; to destroy the group would wait for what does not come.
+            if (abort := getattr(group, "abort", None)) is not None:
+                self._over(abort, lambda: None)
+
+    def _over(self, how: Callable[[], None], alarm: Alarm) -> bool:
+        """Whether a group comes to its end so, before there is an alarm or time is up."""
+        deadline = time.monotonic() + _PARTING
+
+        def end() -> None:
+            self.device.choose()
+            how()
+
+        def too_late() -> Exception | None:
+            late = time.monotonic() > deadline
+            return TransportError(f"a group did not end within {_PARTING:g} s") if late else alarm()
+
+        # At the end of a program newer versions of Python begin no thread; the group then ends with the process.
+        with suppress(UnlatchError, RuntimeError):
+            together(end, too_late)
+            return True
+        return False
 
     def arrived(self, tensors: Sequence[Tensor], there: Any) -> None:
         """Note the event after which tensors are there, for streams that know nothing of it."""
@@ -148,7 +196,7 @@ class Lanes:
         with self._lock:
             there: Any = self._arrivals.pop(t, None) if forget else self._arrivals.get(t)  # type: ignore[no-untyped-call]
         if there is not None:
-            stream = self.module.current_stream()
+            stream = self.module.current_stream(self.device.torch)
             stream.wait_event(there)
             if self.device.runs_ahead:
                 t.record_stream(stream)
@@ -187,13 +235,14 @@ class Lane:
         self._lanes, self._peer = lanes, peer
         self._outward, self._inward = outward, inward
         self._module, self._where = lanes.module, lanes.device.torch
-        self._out, self._in = self._module.Stream(), self._module.Stream()
+        self._out, self._in = lanes.stream(), lanes.stream()
 
     def room(self, nbytes: int) -> Tensor:
         """Memory of the host for tensors that were on the host at the sender."""
         device = self._lanes.device
         if not isinstance(device, Accelerator):
             return room(nbytes)
+        device.choose()
         # From pinned memory they come to the device without the host waiting for it.
         return device.pinned(torch.empty(nbytes, dtype=torch.uint8, device="meta"))
 
@@ -206,13 +255,14 @@ class Lane:
         layout = {"structure": structure, "tensors": [next(described) if is_far else None for is_far in far]}
         staying = (t for t, is_far in zip(tensors, far, strict=True) if not is_far)
         ready = self._module.Event()
-        ready.record()
+        ready.record(self._module.current_stream(self._where))
         return _Leaving(self, replace(message, payload=(json.dumps(layout), *staying)), moving, ready)
 
     def send(self, tensors: Sequence[Tensor], ready: Any) -> None:
         """Send tensors, and wait until they are sent. **Arguments:** `ready`: the event after which they are made."""
         if not tensors:
             return
+        self._lanes.device.choose()
         with self._module.stream(self._out):
             self._out.wait_event(ready)
             for t in tensors:
@@ -225,6 +275,7 @@ class Lane:
 
     def arriving(self, message: Message) -> Message:
         """Receive what a message announces; returns when it is there."""
+        self._lanes.device.choose()
         text, *staying = message.payload
         layout = _layout(text)
         tensors: list[Tensor] = []
@@ -254,12 +305,8 @@ class Lane:
 
     def close(self, *, broken: bool) -> None:
         """Give the groups back. **Arguments:** `broken`: whether operations may be left that nothing will end."""
-        for group in (self._outward, self._inward):
-            if group is not None and broken:
-                group.abort()
-            elif group is not None:
-                dist.destroy_process_group(group)
         self._outward = self._inward = None
+        self._lanes.give_back(self._peer, broken=broken)
 
 
 def _over(work: dist.Work | None) -> None:

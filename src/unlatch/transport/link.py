@@ -118,7 +118,7 @@ class Link:
         self._room = passage.room if passage is not None else room
         self._writer, self._reader = Writer(), Reader(peer)
         self._outbox: queue.SimpleQueue[Message | Departure | None] = queue.SimpleQueue()
-        self._closing = False
+        self._closing = self._broke = False
         self._threads = [
             threading.Thread(target=work, name=f"unlatch-{name}-{peer}", daemon=True)
             for name, work in (("send", self._send_all), ("receive", self._receive_all))
@@ -150,8 +150,8 @@ class Link:
         self._await(sender, sending)
         self._await(receiver, timeout)
         if self._passage is not None:
-            stuck = any(thread.is_alive() for thread in self._threads)
-            self._passage.close(broken=stuck or self._mail.failure() is not None)
+            # Not whether the run has failed, which one end may know before the other.
+            self._passage.close(broken=self._broke or any(thread.is_alive() for thread in self._threads))
 
     def _await(self, thread: threading.Thread, seconds: float) -> None:
         """Wait for a thread to end, but hardly for a peer that is lost: it may still listen."""
@@ -212,6 +212,7 @@ class Link:
         dist.recv(buffer, self.peer, group=self._group)
 
     def _failed(self, error: Exception) -> None:
+        self._broke = True
         if not self._closing:
             known = isinstance(error, UnlatchError) and not isinstance(error, PeerLost)
             self._mail.fail(error if known else self._health.loss(self.peer, error))  # type: ignore[arg-type]
