@@ -4,9 +4,12 @@ one-thread BP (0.90 of 1.75, since they run one stage's forward twice), zb-h1 at
 torch.distributed.pipelining, and the best of ours at least 1.3 times; on ResNet-20 and on a GPT of 10 M parameters. On
 a RevNet, petra trains at least 1.7 times as fast as BP.
 
-Reached, medians of 5 rounds in the committed result files, ResNet-20: pipedream and fdg 0.93 of two processes,
-layerpipe 1.02; dtr 1.70, dtrp 1.76; zb-h1 1.06 times torch's best (its zero bubble with 4 micro-batches),
-layerpipe 1.20 times. RevNet-20: petra 1.68. The GPT has no result file.
+Reached, medians of 5 rounds in the committed result files, on a machine where two independent processes do 1.83 times
+the work of one. ResNet-20: fdg 0.95 of two processes, pipedream 0.93, layerpipe 0.88; dtr 1.41, dtrp 1.45, where the
+same share of what this machine gives would be 1.44; zb-h1 1.15 times torch's best (its zero bubble with 2
+micro-batches), fdg 1.32 times. The GPT (1.91): fdg 1.02 of two processes, pipedream and layerpipe 1.00; dtr 1.61, dtrp
+1.62; zb-h1 1.00 times torch's best (its zero bubble with 4 micro-batches), fdg 1.13 times. RevNet-20:
+petra 1.68, on another machine.
 
     python benchmarks/pipeline_speed.py [--model resnet20 | gpt | revnet20] [--repeats 7] [--steps 12] [--only fdg dtr]
 

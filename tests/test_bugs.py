@@ -335,3 +335,14 @@ def test_a_metered_graph_that_never_went_backward_stayed_in_memory():
     gone = weakref.ref(output)
     del output
     assert gone() is None
+
+
+def test_tasks_of_layerpipe_kept_the_input_of_every_batch():
+    """The first layer held anew what it had taken, for uses that were over."""
+    costs = tuple(LayerCost(str(n), cost, cost, cost) for n, cost in enumerate((1, 2, 4)))
+    run = unlatch.parallelize(
+        tanh_net(3), unlatch.methods.LayerPipe(costs=costs), stages=2, loss_fn=mse_loss, optimizer=sgd
+    )
+    feed(run, vectors(6))
+    run.flush()
+    assert {index: station.kept_bytes for index, station in run.stations.items() if station.kept_bytes} == {}

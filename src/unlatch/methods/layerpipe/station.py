@@ -112,7 +112,8 @@ class TaskStation(Station):
         handed = dict(zip(job.taken, arrived, strict=True))
         made = self._works[job.work](job, micro)
         for name, value in made.items():
-            if name in self._uses:
+            # What was taken is held already; of the first layer's input the caller's copy is made for others.
+            if name in self._uses and name not in handed:
                 self._hold(name, micro, self._payload(name, value, self.index, self.device))
         return [
             self._payload(name, made[name], station, device) if fresh else handed[name]
